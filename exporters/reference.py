@@ -1,0 +1,65 @@
+"""The PyTorch model behind the runtime's `Backend` protocol: the reference that every export is compared with."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers import KeyValue
+from models.transformer import LayerCache as ModelLayerCache
+from models.transformer import Transformer
+from runtime.backend import Array, Cache, IntArray, LayerCache
+
+
+class TorchBackend:
+    """Runs `model` eagerly, where its weights are and in their precision.
+
+    Args:
+        model: Put into evaluation mode; float64 for a reference, float32 for what people run.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        self._model = model.eval()
+        weight = next(model.parameters())
+        self._device, self._dtype = weight.device, weight.dtype
+
+    @torch.no_grad()
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """See `Backend.encode`."""
+        return self._model.encode(input_ids, attention_mask)
+
+    @torch.no_grad()
+    def prefill(
+        self, input_ids: Tensor, memory: Tensor, encoder_attention_mask: Tensor
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """See `Backend.prefill`."""
+        logits, cache = self._model.prefill(input_ids, memory, encoder_attention_mask)
+        return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in cache)
+
+    @torch.no_grad()
+    def step(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """See `Backend.step`."""
+        past = tuple(ModelLayerCache(KeyValue(*layer[:2]), KeyValue(*layer[2:])) for layer in cache)
+        logits, grown = self._model.step(input_ids, encoder_attention_mask, past)
+        return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in grown)
+
+    def reorder(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
+        """See `Backend.reorder`."""
+        index = self.put(rows)
+        return tuple(LayerCache(layer[0][index], layer[1][index], *layer[2:]) for layer in cache)
+
+    def select(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
+        """See `Backend.select`."""
+        index = self.put(rows)
+        return tuple(LayerCache(*(tensor[index] for tensor in layer)) for layer in cache)
+
+    def put(self, array: Array) -> Tensor:
+        """See `Backend.put`; floating-point arrays take the precision of the weights."""
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def get(self, tensor: Tensor) -> Array:
+        """See `Backend.get`."""
+        array: Array = tensor.cpu().numpy()
+        return array

@@ -1,0 +1,103 @@
+"""Every question that a reader has about a variant of the Transformer is one field of `ModelConfig`."""
+
+from typing import Literal
+
+import msgspec
+
+from .errors import ConfigError
+
+Activation = Literal["relu", "gelu", "silu"]
+NormPlacement = Literal["post", "pre"]
+PositionKind = Literal["sinusoidal", "sinusoidal-halves", "learned"]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes and variants of one encoder-decoder Transformer; the defaults are the paper's base model.
+
+    Field names are those of Hugging Face's encoder-decoder configurations where these have one.
+
+    Raises:
+        ConfigError: two fields contradict each other; the message lists every contradiction.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", table 3 (base).
+    """
+
+    vocab_size: int
+    """V: entries of the target vocabulary, and of the source's unless `source_vocab_size` says otherwise."""
+    source_vocab_size: int | None = None
+
+    # Sizes.
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+
+    # Where normalisation sits: LN(x + f(x)) as in the paper, or x + f(LN(x)) with a final norm on each side.
+    norm: NormPlacement = "post"
+    layer_norm_eps: float = 1e-5
+
+    # What happens between the two position-wise projections.
+    activation_function: Activation = "relu"
+
+    # Where position enters. "sinusoidal" interleaves sine and cosine as in section 3.5 of the paper;
+    # "sinusoidal-halves" stores all sines, then all cosines.
+    positions: PositionKind = "sinusoidal"
+    max_positions: int = 512
+
+    # How token embeddings are scaled (sqrt(E)) and what is shared.
+    scale_embedding: bool = True
+    share_embeddings: bool = True
+    tie_output: bool = True
+    output_bias: bool = False
+
+    # Applied to the sum of embeddings and to the output of every sub-layer, in training only.
+    dropout: float = 0.1
+
+    pad_token_id: int = 0
+    decoder_start_token_id: int = 2
+    eos_token_id: int = 3
+
+    def __post_init__(self) -> None:
+        problems = self._problems()
+        if problems:
+            raise ConfigError("model: " + "; ".join(problems))
+
+    def _problems(self) -> list[str]:
+        problems = []
+        sizes = (
+            "vocab_size d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
+            "encoder_ffn_dim decoder_ffn_dim max_positions"
+        )
+        for name in sizes.split():
+            if getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}, expected at least 1")
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name)
+            if heads >= 1 and self.d_model % heads:
+                problems.append(f"d_model {self.d_model} is not a multiple of {name} {heads}")
+        if self.positions != "learned" and self.d_model % 2:
+            problems.append(f"d_model {self.d_model} is odd, {self.positions} positions need pairs of features")
+        if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
+            problems.append(
+                f"share_embeddings needs one vocabulary, but source_vocab_size is {self.source_vocab_size} "
+                f"and vocab_size {self.vocab_size}"
+            )
+        if not 0 <= self.dropout < 1:
+            problems.append(f"dropout is {self.dropout}, expected 0 <= dropout < 1")
+        for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
+            if not 0 <= getattr(self, name) < self.vocab_size:
+                problems.append(f"{name} {getattr(self, name)} is outside the vocabulary of {self.vocab_size}")
+        return problems
+
+    @property
+    def encoder_vocab_size(self) -> int:
+        """Entries of the source vocabulary."""
+        return self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
+
+    @property
+    def decoder_head_dim(self) -> int:
+        """D: features of one head of the decoder, hence of every cache."""
+        return self.d_model // self.decoder_attention_heads

@@ -1,0 +1,58 @@
+"""The three verbs, as whoever runs the model must offer them; search and parity are written against this protocol alone.
+
+A backend keeps its tensors where it computed them: an `OrtValue`, a `torch.Tensor`. Only `put` and `get` cross over.
+"""
+
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
+
+Tensor = TypeVar("Tensor")
+"""What the backend computes on."""
+
+
+class LayerCache(NamedTuple, Generic[Tensor]):
+    """What one decoder layer remembers: self-attention keys and values `(B, H, P, D)`, cross-attention ones `(B, H, S, D)`."""
+
+    decoder_key: Tensor
+    decoder_value: Tensor
+    encoder_key: Tensor
+    encoder_value: Tensor
+
+
+Cache = tuple[LayerCache[Tensor], ...]
+
+
+class Backend(Protocol[Tensor]):
+    """Runs one model. All masks are int64, 1 on real tokens."""
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """`(B, S)` ids and mask to memory `(B, S, E)`."""
+
+    def prefill(
+        self, input_ids: Tensor, memory: Tensor, encoder_attention_mask: Tensor
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """The first T target tokens `(B, T)`: logits `(B, T, V)` and their cache."""
+
+    def step(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """One more token `(B, 1)`: logits `(B, 1, V)` and the cache grown by one. Cross-attention tensors are the same objects."""
+
+    def reorder(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
+        """Self-attention caches of `rows`; each row must stay with its sentence, so that cross-attention stays as it is."""
+
+    def select(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
+        """Both kinds of caches of `rows`, which may be fewer or more than before."""
+
+    def put(self, array: Array) -> Tensor:
+        """Hand an array over to the backend."""
+
+    def get(self, tensor: Tensor) -> Array:
+        """Fetch a tensor back."""

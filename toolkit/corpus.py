@@ -1,0 +1,89 @@
+"""Parallel text on disk: reading pairs, and training the SentencePiece model that splits them."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import sentencepiece
+
+from models.data import Pair
+from runtime.tokenizer import SETTINGS, SOURCE_PIECES, TARGET_PIECES, VOCABULARY, Tokenizer
+
+from .config import TokenizerConfig
+
+
+class TextPair(NamedTuple):
+    """One line of parallel text."""
+
+    source: str
+    target: str
+
+
+def read_pairs(paths: Iterable[Path]) -> list[TextPair]:
+    """All pairs of the files in `paths`, in order.
+
+    Raises:
+        click.ClickException: a file is missing, empty or not UTF-8, or a line is not `source<TAB>target`.
+    """
+    pairs = []
+    for path in paths:
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            raise click.ClickException(f"{path} does not exist: set data.folder to where the text is") from None
+        except (UnicodeDecodeError, OSError) as error:
+            raise click.ClickException(f"{path} cannot be read as UTF-8 text: {error}") from None
+        if not lines:
+            raise click.ClickException(f"{path} is empty, expected lines of source<TAB>target")
+        for number, line in enumerate(lines, 1):
+            sides = line.split("\t")
+            if len(sides) != 2 or not all(side.strip() for side in sides):
+                raise click.ClickException(
+                    f"{path}, line {number}: expected source<TAB>target, both with text, got {len(sides)} column(s): {line[:60]!r}"
+                )
+            pairs.append(TextPair(*sides))
+    return pairs
+
+
+def train_tokenizer(pairs: Sequence[TextPair], config: TokenizerConfig, folder: Path) -> Tokenizer:
+    """Train one SentencePiece model on both sides of `pairs` and write the tokenizer's files to `folder`.
+
+    Raises:
+        click.ClickException: SentencePiece cannot make such a model of this text.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter([side for pair in pairs for side in pair]),
+                model_prefix=f"{temporary}/joint",
+                vocab_size=config.vocab_size,
+                character_coverage=config.character_coverage,
+                hard_vocab_limit=False,
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
+                num_threads=1,  # more would make the pieces depend on the machine
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise click.ClickException(f"tokenizer: SentencePiece refuses: {error}") from None
+        for name in (SOURCE_PIECES, TARGET_PIECES):
+            shutil.copy(f"{temporary}/joint.model", folder / name)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / SOURCE_PIECES))
+    vocabulary = {pieces.id_to_piece(index): index for index in range(pieces.get_piece_size())}
+    (folder / VOCABULARY).write_text(json.dumps(vocabulary, ensure_ascii=False, indent=0), "utf-8")
+    settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": False, "bos_token": "<s>"}
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=2), "utf-8")
+    return Tokenizer(folder)
+
+
+def encode_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer, max_tokens: int | None = None) -> list[Pair]:
+    """Ids of `pairs`; those with a side of more than `max_tokens` ids are left out."""
+    encoded = [Pair(tokenizer.encode(pair.source), tokenizer.encode_target(pair.target)) for pair in pairs]
+    return [pair for pair in encoded if max_tokens is None or max(map(len, pair)) <= max_tokens]
