@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from .config import ModelConfig
@@ -33,7 +33,7 @@ def save_checkpoint(model: Transformer, folder: Path, *, dtype: torch.dtype = to
     with replacing(folder / CONFIG_FILE) as path:
         path.write_bytes(msgspec.json.format(header, indent=2) + b"\n")
     with replacing(folder / WEIGHTS_FILE) as path:
-        save_file({name: tensor.to(dtype) for name, tensor in unique_parameters(model).items()}, path)
+        path.write_bytes(save({name: tensor.to(dtype) for name, tensor in unique_parameters(model).items()}))
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -68,12 +68,7 @@ def load_checkpoint(folder: Path) -> Transformer:
 
 def load_weights(model: Transformer, path: Path) -> None:
     """Copy the weights in `path` into `model`; see `load_checkpoint`."""
-    try:
-        stored = load_file(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    stored = _read(path)
     expected = unique_parameters(model)
     problems = [f"{name} is missing" for name in expected if name not in stored]
     problems += [f"{name} is not a weight of this model" for name in stored if name not in expected]
@@ -90,16 +85,32 @@ def load_weights(model: Transformer, path: Path) -> None:
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Mean of each weight over the files in `paths`, accumulated in float64 (section 6.1 averages the last 5 or 20)."""
+    """Mean of each weight over the files in `paths`, accumulated in float64 (section 6.1 averages the last 5 or 20).
+
+    Raises:
+        CheckpointError: there is no file, one cannot be read, or they hold weights of different models.
+    """
     if not paths:
         raise CheckpointError("no checkpoints to average")
-    totals: dict[str, Tensor] = {}
-    for path in paths:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
-                tensor = file.get_tensor(name).double()
-                totals[name] = totals[name] + tensor if name in totals else tensor
+    totals = {name: tensor.double() for name, tensor in _read(paths[0]).items()}
+    for path in paths[1:]:
+        stored = _read(path)
+        if {name: tensor.shape for name, tensor in stored.items()} != {
+            name: total.shape for name, total in totals.items()
+        }:
+            raise CheckpointError(f"{path} cannot be averaged with {paths[0]}: names or shapes of weights differ")
+        for name, tensor in stored.items():
+            totals[name] += tensor.double()
     return {name: (total / len(paths)).float() for name, total in totals.items()}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
 def unique_parameters(model: Transformer) -> dict[str, Tensor]:

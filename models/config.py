@@ -66,6 +66,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError("model: " + "; ".join(problems))
 
     def _problems(self) -> list[str]:
+        problems = [*self._size_problems(), *self._vocabulary_problems()]
+        if not self.layer_norm_eps > 0:
+            problems.append(f"layer_norm_eps is {self.layer_norm_eps}, expected more than 0")
+        if not 0 <= self.dropout < 1:
+            problems.append(f"dropout is {self.dropout}, expected 0 <= dropout < 1")
+        return problems
+
+    def _size_problems(self) -> list[str]:
         problems = []
         sizes = (
             "vocab_size d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
@@ -80,16 +88,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 problems.append(f"d_model {self.d_model} is not a multiple of {name} {heads}")
         if self.positions != "learned" and self.d_model % 2:
             problems.append(f"d_model {self.d_model} is odd, {self.positions} positions need pairs of features")
+        return problems
+
+    def _vocabulary_problems(self) -> list[str]:
+        problems = []
         if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
             problems.append(
                 f"share_embeddings needs one vocabulary, but source_vocab_size is {self.source_vocab_size} "
                 f"and vocab_size {self.vocab_size}"
             )
-        if not 0 <= self.dropout < 1:
-            problems.append(f"dropout is {self.dropout}, expected 0 <= dropout < 1")
         for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
                 problems.append(f"{name} {getattr(self, name)} is outside the vocabulary of {self.vocab_size}")
+        if self.encoder_vocab_size != self.vocab_size and self.pad_token_id >= self.encoder_vocab_size:
+            problems.append(
+                f"pad_token_id {self.pad_token_id} is outside the source vocabulary of {self.encoder_vocab_size}"
+            )
         return problems
 
     @property

@@ -160,17 +160,18 @@ class Trainer:
             raise CheckpointError(f"{self.folder} already holds a training run: resume it or choose another folder")
         else:
             torch.manual_seed(self.config.seed + self.accelerator.process_index)
-        self._keep_metrics_until(self.progress.step)
+        self._forget_later_metrics()
         while self.progress.epoch < self.config.epochs:
             if not self._train_epoch():
                 return self.progress
-        if self.config.average > 1:
-            self._average()
+        self._average()
         return self.progress
 
     def _train_epoch(self) -> bool:
         """Train from `progress.batch` to the end of the epoch and validate; False when asked to stop before."""
         self._sampler.set_epoch(self.progress.epoch)
+        # accelerate's loader counts epochs from 0 in each process and tells a sampler of its own accord.
+        self._loader.set_epoch(self.progress.epoch)
         batches = sum(1 for _ in self._sampler) // self.accelerator.num_processes
         self.model.train()
         meter = _Meter(self.progress.seconds)
@@ -186,7 +187,7 @@ class Trainer:
                 self._record(meter.metrics(self.progress, batches, self._rate()))
             if self.progress.step % self.config.save_steps == 0:
                 self._save_state()
-            if self._should_stop():
+            if self._asked_to_stop():
                 self._save_state()
                 return False
         self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
@@ -213,6 +214,11 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
         return value
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any process was, so that all stop after the same step."""
+        asked = torch.tensor([self._should_stop()], device=self.accelerator.device)
+        return bool(self.accelerator.gather(asked).any())
 
     def _rate(self) -> float:
         return inverse_square_root(self.progress.step, self.config.learning_rate, self.config.warmup_steps)
@@ -250,7 +256,9 @@ class Trainer:
         return sorted((self.folder / EPOCHS).glob(f"*/{WEIGHTS_FILE}"))
 
     def _average(self) -> None:
-        paths = self._last_epochs()
+        paths = self._last_epochs()[-self.config.average :]
+        if self.config.average < 2 or len(paths) < 2:
+            return
         weights = average_weights(paths)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -274,9 +282,10 @@ class Trainer:
             )
         random_states = load_state(path, self.model, self._optimizer.optimizer)
         self.progress = progress
-        torch.set_rng_state(random_states["cpu"][self.accelerator.process_index])
+        # torch reads a row from the beginning of its storage, hence the copies.
+        torch.set_rng_state(random_states["cpu"][self.accelerator.process_index].clone())
         if "cuda" in random_states:
-            torch.cuda.set_rng_state(random_states["cuda"][self.accelerator.process_index])
+            torch.cuda.set_rng_state(random_states["cuda"][self.accelerator.process_index].clone())
 
     def _record(self, metrics: Metrics) -> None:
         if self.accelerator.is_main_process:
@@ -284,12 +293,19 @@ class Trainer:
                 file.write(msgspec.json.encode(metrics) + b"\n")
             self._observe(metrics)
 
-    def _keep_metrics_until(self, step: int) -> None:
-        """Forget what was logged after the state that this run starts from."""
+    def _forget_later_metrics(self) -> None:
+        """Drop what was logged after the state that this run starts from, which is before any averaging."""
+
+        def earlier(metrics: Metrics) -> bool:
+            if metrics.step > self.progress.step or not self.progress.step:
+                return False
+            # A state of the last step of an epoch is from before its validation.
+            return isinstance(metrics, StepMetrics) or (metrics.epoch <= self.progress.epoch and metrics.averaged == 1)
+
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
-            kept = [metrics for metrics in read_metrics(self.folder) if metrics.step <= step and step > 0]
-            (self.folder / METRICS_FILE).write_bytes(b"".join(msgspec.json.encode(metrics) + b"\n" for metrics in kept))
+            kept = [msgspec.json.encode(metrics) + b"\n" for metrics in read_metrics(self.folder) if earlier(metrics)]
+            (self.folder / METRICS_FILE).write_bytes(b"".join(kept))
 
 
 class _Meter:
@@ -317,18 +333,19 @@ class _Meter:
 
 
 def freeze(model: Transformer, prefixes: Sequence[str]) -> None:
-    """Take the weights whose names begin with one of `prefixes` out of training.
+    """Take the weights whose names begin with one of `prefixes` out of training; a shared weight has several names.
 
     Raises:
         ConfigError: a prefix fits no weight, or nothing is left to train.
     """
-    names = [name for name, _ in model.named_parameters()]
+    named = list(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
-        if not any(_begins(name, prefix) for name in names):
-            parts = sorted({name.rsplit(".", 1)[0] for name in names})
+        if not any(_begins(name, prefix) for name, _ in named):
+            parts = sorted({name.rsplit(".", 1)[0] for name, _ in named})
             raise ConfigError(f"training.freeze: no weight begins with {prefix!r}; parts are {', '.join(parts)}")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(_begins(name, prefix) for prefix in prefixes))
+    frozen = {id(parameter) for name, parameter in named if any(_begins(name, prefix) for prefix in prefixes)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) not in frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("training.freeze leaves nothing to train")
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -44,7 +44,7 @@ def save_state(
             tensors[f"optimizer.{index}.{name}"] = value.clone()
     tensors |= {f"random.{name}": state for name, state in random_states.items()}
     with replacing(path) as temporary:
-        save_file(tensors, temporary, {"progress": msgspec.json.encode(progress).decode()})
+        temporary.write_bytes(save(tensors, {"progress": msgspec.json.encode(progress).decode()}))
 
 
 def load_progress(path: Path) -> Progress:

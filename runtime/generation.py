@@ -29,7 +29,9 @@ class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_new_tokens: int | None = None
     """Like `max_length`, counted after the prefix; goes before it where both are given."""
     min_length: int = 0
+    """Fewest tokens before EOS, start token and prefix included."""
     min_new_tokens: int | None = None
+    """Like `min_length`, counted after the prefix; goes before it where both are given."""
     decoder_input_ids: tuple[int, ...] = ()
     """Forced prefix: every output begins with these ids. The start token before them is optional."""
 
@@ -45,7 +47,7 @@ class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 problems.append(f"{name} is {value}, expected at least 0")
         if self.num_return_sequences > self.num_beams:
             problems.append(f"num_return_sequences {self.num_return_sequences} is more than num_beams {self.num_beams}")
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             problems.append(f"early_stopping is {self.early_stopping!r}, expected True, False or 'never'")
         if not np.isfinite(self.length_penalty):
             problems.append(f"length_penalty is {self.length_penalty}, expected a finite number")
@@ -114,25 +116,26 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[IntArray, IntArray]:
 
 
 def _limits(config: GenerationConfig, special: SpecialIds, max_positions: int) -> Limits:
-    prompt = config.decoder_input_ids
+    prompt = tuple(config.decoder_input_ids)
     if prompt[:1] != (special.start,):
         prompt = (special.start, *prompt)
-    longest = config.max_length or max_positions
+    longest = max_positions if config.max_length is None else config.max_length
     if config.max_new_tokens is not None:
         longest = len(prompt) + config.max_new_tokens
     shortest = config.min_length
     if config.min_new_tokens is not None:
-        shortest = max(shortest, len(prompt) + config.min_new_tokens)
+        shortest = len(prompt) + config.min_new_tokens
+    problems = []
     if longest > max_positions:
-        raise GenerationError(
-            f"outputs of up to {longest} tokens are asked for, the model has {max_positions} positions"
-        )
+        problems.append(f"outputs of up to {longest} tokens are asked for, the model has {max_positions} positions")
     if len(prompt) >= longest:
-        raise GenerationError(
+        problems.append(
             f"the prefix has {len(prompt)} tokens with the start token, which leaves none of max_length {longest}"
         )
     if shortest > longest:
-        raise GenerationError(f"at least {shortest} tokens are asked for, but at most {longest}")
+        problems.append(f"at least {shortest} tokens are asked for, but at most {longest}")
+    if problems:
+        raise GenerationError("generation: " + "; ".join(problems))
     return Limits(prompt, shortest, longest)
 
 

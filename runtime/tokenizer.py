@@ -1,5 +1,6 @@
-"""Text to ids and back: SentencePiece pieces looked up in a vocabulary, in the file layout of transformers' Marian tokenizer."""
+"""Text to ids and back: SentencePiece pieces and a vocabulary, in the files of transformers' Marian tokenizer."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -14,9 +15,11 @@ VOCABULARY = "vocab.json"
 SETTINGS = "tokenizer_config.json"
 TOKENIZER_FILES = (SOURCE_PIECES, TARGET_PIECES, VOCABULARY, SETTINGS)
 
+_LANGUAGE = re.compile(r"\A(>>.*?<<)", re.DOTALL)
+
 
 class Tokenizer:
-    """Splits source text into ids and joins target ids into text.
+    """Splits source text into ids and joins target ids into text, as transformers' Marian tokenizer does.
 
     Args:
         folder: Holds `source.spm`, `target.spm` and `vocab.json` (piece to id).
@@ -30,13 +33,11 @@ class Tokenizer:
         self._target = _pieces(folder / TARGET_PIECES)
         self._ids = _vocabulary(folder / VOCABULARY)
         self._by_id = {index: piece for piece, index in self._ids.items()}
-        missing = [piece for piece in ("<pad>", "</s>", "<unk>") if piece not in self._ids]
-        if missing:
-            raise TokenizerError(f"{folder / VOCABULARY} has no {' and no '.join(missing)}")
         self.unknown = self._ids["<unk>"]
         # Marian models without a <s> start from <pad>.
         self.special = SpecialIds(self._ids["<pad>"], self._ids.get("<s>", self._ids["<pad>"]), self._ids["</s>"])
-        self._hidden = {*self.special}
+        self._hidden = {*self.special, self.unknown}
+        self._special_pieces = re.compile("(" + "|".join(self._by_id[index] for index in self._hidden) + ")")
 
     @property
     def size(self) -> int:
@@ -44,7 +45,10 @@ class Tokenizer:
         return max(self._by_id) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Source ids of `text`, EOS at the end."""
+        """Source ids of `text`, EOS at the end.
+
+        Special tokens written out in `text`, and a language code like `>>fra<<` at its front, become their ids.
+        """
         return [*self._lookup(self._source, text), self.special.eos]
 
     def encode_target(self, text: str) -> list[int]:
@@ -52,13 +56,20 @@ class Tokenizer:
         return [*self._lookup(self._target, text), self.special.eos]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of target `ids`; special tokens are left out."""
-        pieces = [self._by_id.get(index, "<unk>") for index in ids if index not in self._hidden]
+        """The text of target `ids`; special tokens, `<unk>` among them, are left out."""
+        pieces = [self._by_id[index] for index in ids if index in self._by_id and index not in self._hidden]
         text: str = self._target.decode_pieces(pieces)
-        return text
+        return text.replace("\u2581", " ").strip()  # SentencePiece's sign for a space
 
     def _lookup(self, pieces: sentencepiece.SentencePieceProcessor, text: str) -> list[int]:
-        return [self._ids.get(piece, self.unknown) for piece in pieces.encode(text, out_type=str)]
+        found: list[str] = []
+        for part in self._special_pieces.split(text):
+            if self._special_pieces.fullmatch(part):
+                found.append(part)
+            else:
+                *language, rest = _LANGUAGE.split(part)[-2:]
+                found += [*language, *pieces.encode(rest, out_type=str)]
+        return [self._ids.get(piece, self.unknown) for piece in found]
 
 
 def _pieces(path: Path) -> sentencepiece.SentencePieceProcessor:
@@ -66,14 +77,20 @@ def _pieces(path: Path) -> sentencepiece.SentencePieceProcessor:
         raise TokenizerError(f"{path} is missing: a tokenizer needs {', '.join(TOKENIZER_FILES[:3])}")
     try:
         return sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from None
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
+    if not path.is_file():
+        raise TokenizerError(f"{path} is missing: a tokenizer needs {', '.join(TOKENIZER_FILES[:3])}")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
-        raise TokenizerError(f"{path} is missing") from None
-    except msgspec.DecodeError as error:
-        raise TokenizerError(f"{path}: {error}") from None
+        ids = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except (msgspec.DecodeError, OSError) as error:
+        raise TokenizerError(f"{path} is not a vocabulary, an object of pieces and ids: {error}") from None
+    missing = [piece for piece in ("<pad>", "</s>", "<unk>") if piece not in ids]
+    if missing:
+        raise TokenizerError(f"{path} has no {' and no '.join(missing)}")
+    if len(set(ids.values())) < len(ids) or min(ids.values()) < 0:
+        raise TokenizerError(f"{path} is damaged: expected a different id from 0 on for each of its {len(ids)} pieces")
+    return ids

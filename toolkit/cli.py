@@ -1,28 +1,20 @@
-"""The commands. Each parses, calls one function and shows the result."""
-
-import sys
+"""The commands by name. Each parses, calls one function and shows the result."""
 
 import click
-from pathlib import Path
+
+from .errors import Commands
+from .export_command import export_command
+from .inspect_command import inspect_command
+from .run_command import run_command
+from .train_command import train_command
+from .verify_command import verify_command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="seq2onnx", message="seq2onnx %(version)s")
 def main() -> None:
     """Train, export, run and verify sequence-to-sequence Transformers on ONNX Runtime."""
 
 
-@main.command()
-@click.option("--config", "config_path", required=True, type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True)
-@click.option("--resume", is_flag=True)
-def train(config_path: Path, overrides: tuple[str, ...], resume: bool) -> None:
-    from .config import load_run_config
-    from .train import train as t
-
-    t(
-        load_run_config(config_path, overrides),
-        resume=resume,
-        observe=lambda m: print(m, flush=True),
-        should_stop=lambda: False,
-        say=print,
-    )
+for command in (train_command, export_command, run_command, verify_command, inspect_command):
+    main.add_command(command)

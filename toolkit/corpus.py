@@ -23,30 +23,54 @@ class TextPair(NamedTuple):
     target: str
 
 
+class Encoded(NamedTuple):
+    """Parallel text and its ids, pair by pair."""
+
+    texts: list[TextPair]
+    ids: list[Pair]
+
+
 def read_pairs(paths: Iterable[Path]) -> list[TextPair]:
     """All pairs of the files in `paths`, in order.
 
     Raises:
+        OSError: a file cannot be read.
         click.ClickException: a file is missing, empty or not UTF-8, or a line is not `source<TAB>target`.
     """
     pairs = []
     for path in paths:
-        try:
-            lines = path.read_text("utf-8").splitlines()
-        except FileNotFoundError:
-            raise click.ClickException(f"{path} does not exist: set data.folder to where the text is") from None
-        except (UnicodeDecodeError, OSError) as error:
-            raise click.ClickException(f"{path} cannot be read as UTF-8 text: {error}") from None
+        lines = _lines(path)
         if not lines:
             raise click.ClickException(f"{path} is empty, expected lines of source<TAB>target")
-        for number, line in enumerate(lines, 1):
-            sides = line.split("\t")
-            if len(sides) != 2 or not all(side.strip() for side in sides):
-                raise click.ClickException(
-                    f"{path}, line {number}: expected source<TAB>target, both with text, got {len(sides)} column(s): {line[:60]!r}"
-                )
-            pairs.append(TextPair(*sides))
+        columns = [line.split("\t") for line in lines]
+        wrong = [place for place, sides in enumerate(columns) if len(sides) != 2 or not all(map(str.strip, sides))]
+        if wrong:
+            first = wrong[0]
+            more = f" ({len(wrong) - 1:,} more such lines)" if len(wrong) > 1 else ""
+            raise click.ClickException(
+                f"{path}, line {first + 1}: expected source<TAB>target, both with text, "
+                f"got {len(columns[first])} column(s): {lines[first][:60]!r}{more}"
+            )
+        pairs += [TextPair(*sides) for sides in columns]
     return pairs
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines end in LF or CR LF and nowhere else: text may hold U+2028, form feeds and the like."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise click.ClickException(f"{path} does not exist: set data.folder to where the text is") from None
+    try:
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        number = error.object[: error.start].count(b"\n") + 1
+        raise click.ClickException(
+            f"{path}, line {number}: expected UTF-8 text, got byte {error.object[error.start]:#04x}"
+        ) from None
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
 
 
 def train_tokenizer(pairs: Sequence[TextPair], config: TokenizerConfig, folder: Path) -> Tokenizer:
@@ -63,6 +87,7 @@ def train_tokenizer(pairs: Sequence[TextPair], config: TokenizerConfig, folder: 
                 model_prefix=f"{temporary}/joint",
                 vocab_size=config.vocab_size,
                 character_coverage=config.character_coverage,
+                normalization_rule_name=config.normalization,
                 hard_vocab_limit=False,
                 pad_id=0,
                 unk_id=1,
@@ -83,7 +108,12 @@ def train_tokenizer(pairs: Sequence[TextPair], config: TokenizerConfig, folder: 
     return Tokenizer(folder)
 
 
-def encode_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer, max_tokens: int | None = None) -> list[Pair]:
+def encode_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer, max_tokens: int) -> Encoded:
     """Ids of `pairs`; those with a side of more than `max_tokens` ids are left out."""
-    encoded = [Pair(tokenizer.encode(pair.source), tokenizer.encode_target(pair.target)) for pair in pairs]
-    return [pair for pair in encoded if max_tokens is None or max(map(len, pair)) <= max_tokens]
+    texts, ids = [], []
+    for pair in pairs:
+        encoded = Pair(tokenizer.encode(pair.source), tokenizer.encode_target(pair.target))
+        if max(map(len, encoded)) <= max_tokens:
+            texts.append(pair)
+            ids.append(encoded)
+    return Encoded(texts, ids)

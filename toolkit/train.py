@@ -1,23 +1,31 @@
-"""A training run from its configuration: text to ids, model, training loop, scores, loss curve."""
+"""A training run from its configuration: text to ids, model, training loop, scores."""
 
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import click
 import msgspec
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from safetensors import SafetensorError
 
 from exporters.reference import TorchBackend
-from models.checkpoint import load_checkpoint
+from models.checkpoint import WEIGHTS_FILE, load_checkpoint
 from models.config import ModelConfig
+from models.errors import CheckpointError, ConfigError
+from models.files import replacing
 from models.training import BEST, Metrics, Scorer, Trainer
-from models.training_state import Progress
+from models.training_state import STATE_FILE, Progress
 from models.transformer import Transformer
 from runtime.generation import GenerationConfig, generate
 from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
 
-from .config import RunConfig
-from .corpus import TextPair, encode_pairs, read_pairs, train_tokenizer
+from .config import CONFIG_FILE, RunConfig, changed_settings, load_run_config, to_toml
+from .corpus import Encoded, TextPair, encode_pairs, read_pairs, train_tokenizer
+from .errors import one_line
 
 
 def train(
@@ -36,35 +44,91 @@ def train(
         observe: Receives each line of metrics.
         should_stop: Asked after every step.
         say: Receives one line about each stage before the first step.
+
+    Raises:
+        ModelError: the run is impossible, would overwrite another one, or diverged.
+        RuntimeFault: the tokenizer of `init_from` is damaged.
+        OSError: something cannot be read or written.
+        click.ClickException: the text is not parallel text, or no tokenizer can be made of it.
     """
-    folder = Path(config.output.folder)
-    data = Path(config.data.folder)
+    folder, data = Path(config.output.folder), Path(config.data.folder)
+    check_folder(config, resume=resume)
+    bleu = bleu_score(config.data.bleu_tokenizer)
+    start = load_checkpoint(Path(config.init_from)) if config.init_from else None
     texts = read_pairs(data / name for name in config.data.train)
-    held_out = read_pairs(data / name for name in config.data.valid)
-    best = folder / BEST
-    if config.init_from:
-        tokenizer, model = _fine_tuned(Path(config.init_from), config, best)
-    else:
-        reuse = resume and (best / TOKENIZER_FILES[0]).exists()
-        say("tokenizer: " + ("as before" if reuse else f"training on {len(texts):,} pairs"))
-        tokenizer = Tokenizer(best) if reuse else train_tokenizer(texts, config.tokenizer, best)
-        model = Transformer(_model_config(config, tokenizer))
-    longest = min(config.data.max_tokens, model.config.max_positions)
-    pairs = encode_pairs(texts, tokenizer, longest)
+    held_out_texts = read_pairs(data / name for name in config.data.valid)
+    # Several processes may share the folder: the first one writes what the others read.
+    with PartialState().main_process_first():
+        if PartialState().is_main_process:
+            _prepare_folder(config, texts, resume=resume, say=say)
+        tokenizer = Tokenizer(folder / BEST)
+    torch.manual_seed(config.training.seed)
+    model = Transformer(_model_config(config, tokenizer)) if start is None else start
+    if tokenizer.size > model.config.vocab_size:
+        raise CheckpointError(
+            f"{config.init_from}: the tokenizer has {tokenizer.size} entries, the model {model.config.vocab_size}"
+        )
+    positions = model.config.max_positions
+    pairs = encode_pairs(texts, tokenizer, min(config.data.max_tokens, positions))
+    held_out = encode_pairs(held_out_texts, tokenizer, positions)
+    say(_data_line(len(texts), len(pairs.ids), len(held_out_texts), len(held_out.ids)))
     size = sum(parameter.numel() for parameter in model.parameters())
-    say(f"data: {len(pairs):,} pairs to train on ({len(texts) - len(pairs):,} longer than {longest} tokens left out)")
     say(f"model: {size:,} parameters, vocabulary of {model.config.vocab_size:,}")
     trainer = Trainer(
         model,
-        pairs,
-        encode_pairs(held_out, tokenizer, longest),
+        pairs.ids,
+        held_out.ids,
         config.training,
         folder,
-        score=translation_scorer(held_out, tokenizer, config.data.bleu_tokenizer),
+        score=translation_scorer(held_out, tokenizer, bleu),
         observe=observe,
-        should_stop=should_stop,
+        should_stop=_agreed(should_stop),
     )
-    return trainer.run(resume=resume)
+    try:
+        return trainer.run(resume=resume)
+    except SafetensorError as error:
+        raise OSError(f"{folder}: {error}") from None
+
+
+def check_folder(config: RunConfig, *, resume: bool) -> None:
+    """Refuse to overwrite a run, and to go on with one that is not there or has other settings."""
+    folder = Path(config.output.folder)
+    state, before = folder / STATE_FILE, folder / CONFIG_FILE
+    if not resume:
+        if state.exists():
+            raise CheckpointError(
+                f"{folder} already holds a training run: go on with it by --resume, or choose another output.folder"
+            )
+        if (folder / BEST / WEIGHTS_FILE).exists():
+            raise CheckpointError(f"{folder / BEST} already holds a checkpoint: choose another output.folder")
+    elif not state.exists():
+        raise CheckpointError(f"no run to resume: {state} does not exist")
+    elif before.exists() and (changes := changed_settings(load_run_config(before), config)):
+        raise CheckpointError(
+            f"{folder} belongs to a run with other settings: {'; '.join(changes)}; "
+            "keep these as they were, or train into another output.folder"
+        )
+
+
+def _prepare_folder(config: RunConfig, texts: Sequence[TextPair], *, resume: bool, say: Callable[[str], None]) -> None:
+    """Write the resolved configuration and, for a new run, the tokenizer's files."""
+    folder = Path(config.output.folder)
+    best = folder / BEST
+    best.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / CONFIG_FILE) as path:
+        path.write_text(to_toml(config), "utf-8")
+    if resume:
+        say("tokenizer: as before")
+    elif config.init_from:
+        say(f"tokenizer: that of {config.init_from}")
+        start = Path(config.init_from)
+        Tokenizer(start)  # refuses damaged files, under the name that the user knows
+        for name in TOKENIZER_FILES:
+            if (start / name).exists():
+                shutil.copy(start / name, best / name)
+    else:
+        say(f"tokenizer: training on {len(texts):,} pairs")
+        train_tokenizer(texts, config.tokenizer, best)
 
 
 def _model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
@@ -75,43 +139,60 @@ def _model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
         "decoder_start_token_id": special.start,
         "eos_token_id": special.eos,
     }
+    return msgspec.convert({**config.model, **from_tokenizer}, ModelConfig)
+
+
+def _data_line(texts: int, pairs: int, held_out_texts: int, held_out: int) -> str:
+    left_out = texts - pairs, held_out_texts - held_out
+    note = "; left out as too long: {:,} and {:,}".format(*left_out) if any(left_out) else ""
+    return f"data: {pairs:,} pairs to train on, {held_out:,} held out{note}"
+
+
+def _agreed(should_stop: Callable[[], bool]) -> Callable[[], bool]:
+    """Lets all processes stop after the same step, although a signal reaches each at its own time."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return should_stop
+
+    def any_should_stop() -> bool:
+        total: torch.Tensor = reduce(torch.tensor(float(should_stop()), device=state.device), "sum")
+        return bool(total.item() > 0)
+
+    return any_should_stop
+
+
+def bleu_score(tokenizer: str) -> BLEU:
+    """BLEU of sacreBLEU over words as `tokenizer` splits them."""
     try:
-        return msgspec.convert({**config.model, **from_tokenizer}, ModelConfig)
-    except msgspec.ValidationError as error:
-        raise click.ClickException(f"model: {error}") from None
+        return BLEU(tokenize=tokenizer, force=True)  # forced: text that is already split is no reason to warn
+    except KeyError:
+        known = ", ".join(BLEU.TOKENIZERS)
+        raise ConfigError(f"data.bleu_tokenizer is {tokenizer!r}, expected one of {known}") from None
+    except RuntimeError as error:
+        raise ConfigError(f"data.bleu_tokenizer {tokenizer!r}: {one_line(error)}") from None
 
 
-def _fine_tuned(start: Path, config: RunConfig, best: Path) -> tuple[Tokenizer, Transformer]:
-    """The checkpoint at `start` and its tokenizer, whose files go along into the new run."""
-    if config.model:
-        raise click.ClickException(
-            "with init_from the model's settings come from that checkpoint: remove the section [model]"
-        )
-    tokenizer, model = Tokenizer(start), load_checkpoint(start)
-    best.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (start / name).exists() and start.resolve() != best.resolve():
-            shutil.copy(start / name, best / name)
-    return tokenizer, model
-
-
-def translation_scorer(pairs: Sequence[TextPair], tokenizer: Tokenizer, bleu_tokenizer: str) -> Scorer:
-    """A function that translates the sources of `pairs` greedily and gives BLEU and chrF of the result."""
-    import sacrebleu
-
-    sources = [tokenizer.encode(pair.source) for pair in pairs]
-    references = [[pair.target for pair in pairs]]
+def translation_scorer(held_out: Encoded, tokenizer: Tokenizer, bleu: BLEU) -> Scorer:
+    """A function that translates the sources of `held_out` greedily and gives BLEU and chrF of the result."""
+    sources = [pair.source for pair in held_out.ids]
+    references = [[pair.target for pair in held_out.texts]]
+    chrf = CHRF()
 
     def score(model: Transformer) -> dict[str, float]:
         outputs = translate_ids(model, sources, tokenizer)
-        bleu = sacrebleu.corpus_bleu(outputs, references, tokenize=bleu_tokenizer)
-        return {"bleu": bleu.score, "chrf": sacrebleu.corpus_chrf(outputs, references).score}
+        return {
+            "bleu": bleu.corpus_score(outputs, references).score,
+            "chrf": chrf.corpus_score(outputs, references).score,
+        }
 
     return score
 
 
 def translate_ids(model: Transformer, sources: Sequence[list[int]], tokenizer: Tokenizer, size: int = 64) -> list[str]:
-    """Greedy translations by the model in PyTorch, in the order of `sources`, at most three times their length and 20."""
+    """Greedy translations by the model in PyTorch, in the order of `sources`.
+
+    One of n ids has at most 3 n + 20, where n is the longest source of its batch of `size`.
+    """
     backend = TorchBackend(model)
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     texts = [""] * len(sources)

@@ -1,0 +1,56 @@
+# The whole developer interface. `make demo` shows what this is, `make test` says whether it is right.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A second environment without torch, onnx and transformers: what is deployed.
+BARE := .venv-deployed
+PIP := --quiet --disable-pip-version-check
+CODE := models exporters runtime toolkit tests examples
+BUNDLE := bundles/zh-en
+
+.PHONY: help demo test lint types arrows unit deployed format clean
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/installed ## export the shipped model, verify it, translate the example sentences
+	$(BIN)/toolkit export --force models/pretrained/zh_en $(BUNDLE)
+	$(BIN)/toolkit verify $(BUNDLE)
+	$(BIN)/toolkit run --bundle $(BUNDLE) --file examples/sentences.txt | paste examples/sentences.txt -
+
+test: lint types arrows unit deployed ## everything that a change must pass
+
+lint: $(VENV)/installed ## formatting and lint
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+
+types: $(VENV)/installed ## mypy --strict
+	$(BIN)/mypy
+
+arrows: $(VENV)/installed ## who may import whom
+	$(BIN)/lint-imports
+
+unit: $(VENV)/installed ## the tests
+	$(BIN)/pytest
+
+deployed: $(BARE)/installed ## the wheel where torch is not installed: runtime tests and commands
+	$(BARE)/bin/pytest -p no:cacheprovider -o pythonpath= tests/test_runtime_*.py tests/test_deployed.py
+
+format: $(VENV)/installed ## put the code into shape
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP) --constraint constraints.txt --editable '.[train,export,dev]'
+	touch $@
+
+$(BARE)/installed: $(VENV)/installed constraints.txt $(shell find models exporters runtime toolkit -name '*.py')
+	rm -rf $(BARE) dist
+	$(BIN)/python -m build --wheel --outdir dist . >/dev/null
+	$(PYTHON) -m venv $(BARE)
+	$(BARE)/bin/python -m pip install $(PIP) --constraint constraints.txt dist/*.whl pytest hypothesis
+	touch $@
+
+clean: ## remove what was built, but no runs and no bundles
+	rm -rf $(VENV) $(BARE) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,205 @@
+"""From the model's three verbs to three ONNX graphs with the names, types and axes of the contract."""
+
+import ast
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from models.config import ModelConfig
+from models.layers import KeyValue
+from models.transformer import LayerCache, Transformer
+from runtime.contract import (
+    BATCH,
+    ENCODE,
+    GROWN,
+    PAST,
+    PREFILL,
+    SELECT,
+    SOURCE,
+    STEP,
+    TARGET,
+    Dims,
+    GraphSpec,
+    graph_specs,
+)
+
+from .errors import ExportError
+
+OPSETS = (18, 23)
+"""Oldest and newest that is written: from 23 on attention is the standard `Attention` operator, before it is spelt out."""
+
+TRACED = {BATCH: 3, SOURCE: 5, TARGET: 4, PAST: 6}
+"""Sizes of the example inputs: all different and none of them 0 or 1, which torch.export would take as fixed."""
+
+
+def dims_of(config: ModelConfig) -> Dims:
+    """The contract's sizes of a model."""
+    return Dims(
+        layers=config.decoder_layers,
+        heads=config.decoder_attention_heads,
+        head_dim=config.decoder_head_dim,
+        width=config.d_model,
+        vocab_size=config.vocab_size,
+        source_vocab_size=config.encoder_vocab_size,
+        max_positions=config.max_positions,
+    )
+
+
+def export_graphs(
+    model: Transformer, opset: int, say: Callable[[str], None] = lambda stage: None
+) -> Iterator[tuple[str, ir.Model]]:
+    """Each verb and its graph, weights still inside, one after the other; `say` hears which is being traced.
+
+    Raises:
+        ExportError: torch's exporter gives up, or would freeze an axis.
+    """
+    if not OPSETS[0] <= opset <= OPSETS[1]:
+        raise ExportError(f"opset is {opset}, expected {OPSETS[0]} to {OPSETS[1]}")
+    if model.config.max_positions <= max(TRACED[SOURCE], TRACED[PAST] + 1):
+        raise ExportError(
+            f"max_positions is {model.config.max_positions}, an export needs more than {TRACED[PAST] + 1}"
+        )
+    specs = graph_specs(dims_of(model.config))
+    verbs: dict[str, Callable[..., Any]] = {ENCODE: model.encode, PREFILL: _prefill(model), STEP: _step(model)}
+    for verb, function in verbs.items():
+        say(f"tracing {verb}")
+        yield verb, _export(_Verb(model, function).eval(), specs[verb], opset)
+    yield SELECT, select_graph(specs[SELECT], opset)
+
+
+class _Verb(nn.Module):
+    """One verb as the module that torch.export wants."""
+
+    def __init__(self, model: Transformer, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._function(*inputs)
+
+
+def _prefill(model: Transformer) -> Callable[..., Any]:
+    def prefill(encoder_attention_mask: Tensor, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        logits, cache = model.prefill(input_ids, memory, encoder_attention_mask)
+        return logits, *(tensor for layer in cache for tensor in (*layer.decoder, *layer.encoder))
+
+    return prefill
+
+
+def _step(model: Transformer) -> Callable[..., Any]:
+    def step(encoder_attention_mask: Tensor, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        cache = tuple(
+            LayerCache(KeyValue(*past[start : start + 2]), KeyValue(*past[start + 2 : start + 4]))
+            for start in range(0, len(past), 4)
+        )
+        logits, grown = model.step(input_ids, encoder_attention_mask, cache)
+        # The cross-attention cache does not change, so it does not come out again.
+        return logits, *(tensor for layer in grown for tensor in layer.decoder)
+
+    return step
+
+
+def _export(verb: _Verb, spec: GraphSpec, opset: int) -> ir.Model:
+    examples = tuple(_example(tensor.dtype, tensor.shape) for tensor in spec.inputs)
+    axes = {name: torch.export.Dim(name) for name in TRACED}
+    shapes = tuple(
+        {axis: axes[size] for axis, size in enumerate(tensor.shape) if isinstance(size, str)} for tensor in spec.inputs
+    )
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                verb, examples, dynamo=True, opset_version=opset, dynamic_shapes=(shapes,), verbose=False
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ExportError(f"torch cannot export {spec.verb}: {str(error).strip().splitlines()[-1]}") from error
+    if program is None:
+        raise ExportError(f"torch exported nothing for {spec.verb}")
+    model = program.model
+    model.graph.name = spec.verb
+    _conform(model.graph, spec)
+    _forget_the_trace(model)
+    return model
+
+
+def _example(dtype: str, shape: tuple[int | str, ...]) -> Tensor:
+    sizes = [TRACED[size] if isinstance(size, str) else size for size in shape]
+    return torch.ones(sizes, dtype=torch.int64) if dtype == "int64" else torch.zeros(sizes)
+
+
+def _conform(graph: ir.Graph, spec: GraphSpec) -> None:
+    """Give inputs and outputs the contract's names. An axis that is not free, though the contract says so, is an error."""
+    problems = []
+    for values, tensors in ((graph.inputs, spec.inputs), (graph.outputs, spec.outputs)):
+        for value, tensor in zip(values, tensors, strict=True):
+            sizes = [size if isinstance(size, int) else str(size) for size in value.shape or ()]
+            for size, wanted in zip(sizes, tensor.shape, strict=True):
+                if isinstance(size, int) != isinstance(wanted, int):
+                    problems.append(f"{tensor.name} has shape {sizes}, expected {list(tensor.shape)}")
+            value.name = tensor.name
+            value.shape = ir.Shape([GROWN if size == f"{PAST} + 1" else size for size in sizes])
+    if problems:
+        raise ExportError(f"{spec.verb}: " + "; ".join(dict.fromkeys(problems)))
+
+
+def _forget_the_trace(model: ir.Model) -> None:
+    """Name nodes after the modules they come from, and drop the tracer's notes, which hold paths of this machine."""
+    counts: dict[str, int] = {}
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        stem = f"{_module_path(node) or model.graph.name}/{node.op_type}"
+        counts[stem] = counts.get(stem, 0) + 1
+        node.name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    model.functions.clear()
+
+
+def _module_path(node: ir.Node) -> str:
+    """The innermost module that a node was traced in, such as "decoder.layers.0.self_attention.q_proj"; "" for none."""
+    scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+    # The last scope is the operation's own name.
+    modules = [scope.removeprefix("model.") for scope in scopes[:-1] if not scope.startswith("_")]
+    return modules[-1] if modules else ""
+
+
+def select_graph(spec: GraphSpec, opset: int) -> ir.Model:
+    """The graph that picks rows out of caches, so that a search moves them without leaving the device."""
+    values = [
+        ir.val(
+            tensor.name, dtype=ir.DataType.INT64 if tensor.dtype == "int64" else ir.DataType.FLOAT, shape=tensor.shape
+        )
+        for tensor in spec.inputs
+    ]
+    rows, *caches = values
+    nodes = []
+    for cache, tensor in zip(caches, spec.outputs, strict=True):
+        picked = ir.val(tensor.name, dtype=ir.DataType.FLOAT, shape=tensor.shape)
+        nodes.append(ir.node("Gather", [cache, rows], {"axis": 0}, outputs=[picked], name=f"{tensor.name}/Gather"))
+    outputs = [node.outputs[0] for node in nodes]
+    graph = ir.Graph(values, outputs, nodes=nodes, opset_imports={"": opset}, name=spec.verb)
+    return ir.Model(graph, ir_version=10)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks about torchvision and shared axis names from the user, who can do nothing about them."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

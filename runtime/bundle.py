@@ -1,0 +1,127 @@
+"""A bundle is one folder with a passport, `bundle.json`, that says what every file is and how to know it again."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from .contract import Dims
+from .decoding import SpecialIds
+from .errors import BundleError
+from .generation import GenerationConfig
+
+PASSPORT = "bundle.json"
+WEIGHTS = "weights.bin"
+FORMAT = "seq2onnx-bundle-1"
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to know a file again."""
+
+    size: int
+    sha256: str
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the last verification found, and where it ran."""
+
+    passed: bool
+    provider: str
+    runtime: str
+    """Name and version of what ran the graphs."""
+    rungs: dict[str, str]
+    """Verdict of each rung, "pass" or "fail"."""
+
+
+class Passport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Contents of `bundle.json`."""
+
+    format: str
+    roles: dict[str, str]
+    """What each part of the runtime opens: role to path in the folder."""
+    files: dict[str, FileRecord]
+    dims: Dims
+    special: SpecialIds
+    generation: GenerationConfig
+    """How to search when the caller does not say."""
+    model: dict[str, Any]
+    """Settings of the model that was exported."""
+    opset: int
+    ir_version: int
+    precision: str
+    tools: dict[str, str]
+    """Versions of what wrote the bundle."""
+    verification: Verification | None = None
+
+
+class Bundle:
+    """An opened bundle: its folder and its passport, every file compared with its record.
+
+    Raises:
+        BundleError: no such folder, no passport, or files that do not match; all of these are listed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.passport = read_passport(folder)
+        problems = [
+            problem for name, record in self.passport.files.items() if (problem := _mismatch(folder, name, record))
+        ]
+        if problems:
+            raise BundleError(
+                f"{folder} does not match its passport: {'; '.join(problems)}. Export it again, or copy it whole"
+            )
+
+    def path(self, role: str) -> Path:
+        """Where the file or folder of `role` lies."""
+        try:
+            return self.folder / self.passport.roles[role]
+        except KeyError:
+            raise BundleError(f"{self.folder / PASSPORT} names no file for {role!r}") from None
+
+
+def read_passport(folder: Path) -> Passport:
+    """The passport of the bundle in `folder`, its files not looked at."""
+    path = folder / PASSPORT
+    if not folder.is_dir():
+        raise BundleError(f"{folder} does not exist: expected a bundle, a folder that 'toolkit export' wrote")
+    try:
+        passport = msgspec.json.decode(path.read_bytes(), type=Passport)
+    except FileNotFoundError:
+        raise BundleError(f"{folder} is not a bundle: it has no {PASSPORT}") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BundleError(f"{path}: {error}") from None
+    if passport.format != FORMAT:
+        raise BundleError(f"{path}: format is {passport.format!r}, this version reads {FORMAT!r}")
+    return passport
+
+
+def write_passport(folder: Path, passport: Passport) -> None:
+    """Write `passport` into `folder`, in one move."""
+    temporary = folder / f".{PASSPORT}"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(passport), indent=2) + b"\n")
+    temporary.replace(folder / PASSPORT)
+
+
+def record_files(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
+    """Size and digest of each of `names`, paths in `folder` with forward slashes."""
+    return {name: FileRecord((folder / name).stat().st_size, _digest(folder / name)) for name in sorted(names)}
+
+
+def _mismatch(folder: Path, name: str, record: FileRecord) -> str | None:
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        return f"{name} lies outside the folder"
+    path = folder / name
+    if not path.is_file():
+        return f"{name} is missing"
+    size = path.stat().st_size
+    if size != record.size:
+        return f"{name} has {size} bytes, expected {record.size}"
+    return None if _digest(path) == record.sha256 else f"{name} has other contents than recorded"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

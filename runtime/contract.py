@@ -1,0 +1,121 @@
+"""What goes in and out of each graph: names, types, axes. The exporter conforms to this page; rung 0 checks it.
+
+The names are those of Hugging Face Optimum, so that a bundle opens there unchanged.
+Letters: B batch, S source, T target of this call, P past, L layers, H heads, D head size, E model width, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+BATCH = "batch_size"
+SOURCE = "encoder_sequence_length"
+TARGET = "decoder_sequence_length"
+PAST = "past_decoder_sequence_length"
+GROWN = "past_decoder_sequence_length + decoder_sequence_length"
+
+ENCODE, PREFILL, STEP, SELECT = "encode", "prefill", "step", "select"
+VERBS = (ENCODE, PREFILL, STEP)
+
+GRAPH_FILES = {
+    ENCODE: "encoder_model.onnx",
+    PREFILL: "decoder_model.onnx",
+    STEP: "decoder_with_past_model.onnx",
+    SELECT: "search/select_rows.onnx",
+}
+"""Where each graph lies in a bundle. `select` has no weights: it picks rows out of caches where these are."""
+
+
+class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sizes that do not change from call to call."""
+
+    layers: int
+    """L, of the decoder."""
+    heads: int
+    """H, of the decoder."""
+    head_dim: int
+    """D, of the decoder."""
+    width: int
+    """E"""
+    vocab_size: int
+    """V"""
+    source_vocab_size: int
+    max_positions: int
+    """Longest source, and longest target with its start token."""
+
+
+class TensorSpec(NamedTuple):
+    """One input or output: a string in `shape` names an axis whose size may change from call to call."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class GraphSpec(NamedTuple):
+    """Inputs and outputs of one graph, in order."""
+
+    verb: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def graph_specs(dims: Dims) -> dict[str, GraphSpec]:
+    """The contract of every graph of a model with these `dims`, by verb."""
+    source_mask = TensorSpec("encoder_attention_mask", "int64", (BATCH, SOURCE))
+    memory = (BATCH, SOURCE, dims.width)
+    return {
+        ENCODE: GraphSpec(
+            ENCODE,
+            (
+                TensorSpec("input_ids", "int64", (BATCH, SOURCE)),
+                TensorSpec("attention_mask", "int64", (BATCH, SOURCE)),
+            ),
+            (TensorSpec("last_hidden_state", "float32", memory),),
+        ),
+        PREFILL: GraphSpec(
+            PREFILL,
+            (
+                source_mask,
+                TensorSpec("input_ids", "int64", (BATCH, TARGET)),
+                TensorSpec("encoder_hidden_states", "float32", memory),
+            ),
+            (
+                TensorSpec("logits", "float32", (BATCH, TARGET, dims.vocab_size)),
+                *_cache(dims, "present", {"decoder": TARGET, "encoder": SOURCE}),
+            ),
+        ),
+        STEP: GraphSpec(
+            STEP,
+            (
+                source_mask,
+                TensorSpec("input_ids", "int64", (BATCH, 1)),
+                *_cache(dims, "past_key_values", {"decoder": PAST, "encoder": SOURCE}),
+            ),
+            (
+                TensorSpec("logits", "float32", (BATCH, 1, dims.vocab_size)),
+                *_cache(dims, "present", {"decoder": GROWN}),
+            ),
+        ),
+        SELECT: _select_spec(dims),
+    }
+
+
+def _select_spec(dims: Dims) -> GraphSpec:
+    def caches(prefix: str, rows: str) -> tuple[TensorSpec, ...]:
+        shape = (rows, dims.heads, "length", dims.head_dim)
+        return tuple(TensorSpec(f"{prefix}.{index}", "float32", shape) for index in range(2 * dims.layers))
+
+    return GraphSpec(
+        SELECT, (TensorSpec("rows", "int64", ("selected",)), *caches("cache", BATCH)), caches("selected", "selected")
+    )
+
+
+def _cache(dims: Dims, prefix: str, lengths: dict[str, str]) -> Iterator[TensorSpec]:
+    """Caches layer by layer; `lengths` names the length axis of each side, "decoder" for self-attention."""
+    for layer in range(dims.layers):
+        for side, length in lengths.items():
+            for kind in ("key", "value"):
+                name = f"{prefix}.{layer}.{side}.{kind}"
+                yield TensorSpec(name, "float32", (BATCH, dims.heads, length, dims.head_dim))

@@ -1,0 +1,131 @@
+"""The exam that PyTorch writes and a runtime sits: inputs and reference answers, as arrays and JSON.
+
+The reference is the model in float64. Beside each answer stands PyTorch-float32's own distance from it, from which the
+tolerance of a runtime is earned. Answers are kept rounded to float32, and both distances are measured from these.
+"""
+
+from pathlib import Path
+from typing import Any, get_origin
+
+import msgspec
+import numpy as np
+
+from .backend import Array
+from .errors import ExamError
+from .generation import GenerationConfig
+
+EXAM = "exam.json"
+ARRAYS = "exam.npz"
+FORMAT = "seq2onnx-exam-1"
+
+
+class GraphCase(msgspec.Struct, kw_only=True, tag="graph"):
+    """One call of one verb. Tensor names are the contract's."""
+
+    verb: str
+    label: str
+    """The sizes, for people: "B=2 S=7 T=4"."""
+    inputs: dict[str, Array] = {}
+    reference: dict[str, Array] = {}
+    """Every output. Of a grown cache the new position alone is kept: `(B, H, 1, D)`; the rest must equal the input."""
+    own_error: dict[str, float]
+    """Largest absolute distance of PyTorch-float32 from the reference, by output."""
+
+
+class RolloutCase(msgspec.Struct, kw_only=True, tag="rollout"):
+    """Prefill with one token, then steps on the runtime's own caches, fed with given tokens."""
+
+    label: str
+    source_ids: Array
+    """`(B, S)`"""
+    source_mask: Array
+    """`(B, S)`"""
+    target_ids: Array
+    """`(B, N)`: what is fed, the start token first."""
+    columns: Array
+    """`(B, N, C)`: the reference's C most probable tokens after each."""
+    reference: Array
+    """`(B, N, C)`: their logits."""
+    own_error: list[float]
+    """PyTorch-float32's largest absolute distance at each of the N positions, rolled out the same way."""
+
+
+class TokenCase(msgspec.Struct, kw_only=True, tag="tokens"):
+    """One real sentence searched by the reference."""
+
+    label: str
+    source_ids: list[int]
+    config: GenerationConfig
+    ids: list[int]
+    """The best output."""
+    score: float
+    margins: list[float] = []
+    """For greedy search: by how much the best logit leads the second at each new token."""
+
+
+class CacheCheck(msgspec.Struct, kw_only=True):
+    """Rung 1, in PyTorch-float64 alone: prefill and steps against one full forward, at every prefix length."""
+
+    prefixes: int
+    """How many prefix lengths were compared."""
+    error: float
+    """Largest distance between the two, relative to the largest logit."""
+
+
+class Exam(msgspec.Struct, kw_only=True):
+    """Everything that PyTorch has to say about a model."""
+
+    format: str = FORMAT
+    seed: int
+    tools: dict[str, str]
+    """Versions of what wrote it."""
+    cache: CacheCheck
+    graphs: list[GraphCase]
+    rollouts: list[RolloutCase]
+    tokens: list[TokenCase]
+
+
+def save_exam(exam: Exam, folder: Path) -> None:
+    """Write `exam` to `folder`: structure as JSON, arrays beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Array] = {}
+
+    def refer(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            stored = value.astype(np.float32) if value.dtype == np.float64 else value
+            arrays[key := str(len(arrays))] = stored
+            return {"array": key}
+        raise TypeError(f"cannot store {type(value).__name__}")
+
+    text = msgspec.json.encode(exam, enc_hook=refer)
+    (folder / EXAM).write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+    np.savez_compressed(folder / ARRAYS, allow_pickle=False, **arrays)
+
+
+def load_exam(folder: Path) -> Exam:
+    """The exam in `folder`.
+
+    Raises:
+        ExamError: it is missing, damaged, empty or of another format.
+    """
+    try:
+        text = (folder / EXAM).read_bytes()
+        with np.load(folder / ARRAYS, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except FileNotFoundError as error:
+        raise ExamError(f"no exam in {folder}: {Path(error.filename).name} is missing") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise ExamError(f"the exam in {folder} is damaged: {error}") from None
+
+    def resolve(kind: type, value: Any) -> Any:
+        if get_origin(kind) is np.ndarray and isinstance(value, dict) and value.get("array") in arrays:
+            return arrays[value["array"]]
+        raise ValueError(f"expected an array of {ARRAYS}, got {value!r}")
+
+    try:
+        exam = msgspec.json.decode(text, type=Exam, dec_hook=resolve)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ExamError(f"{folder / EXAM}: {error}") from None
+    if exam.format != FORMAT:
+        raise ExamError(f"{folder / EXAM}: format is {exam.format!r}, this version reads {FORMAT!r}")
+    return exam

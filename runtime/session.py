@@ -1,0 +1,185 @@
+"""The three verbs on ONNX Runtime. Tensors stay `OrtValue`s where they were computed; logits alone come back each step."""
+
+import contextlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime import OrtValue
+
+from .backend import Array, Cache, IntArray, LayerCache
+from .bundle import Bundle
+from .contract import ENCODE, PREFILL, SELECT, STEP, GraphSpec, TensorSpec, graph_specs
+from .errors import BundleError, ProviderError
+
+Provider = Literal["cpu", "cuda"]
+EXECUTION_PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+ELEMENT_TYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
+"""ONNX Runtime's names of the contract's types."""
+
+HEAVY = {"Attention", "Gather", "Gemm", "LayerNormalization", "MatMul", "Softmax"}
+"""Operators that must run on the requested provider; shapes are computed on the CPU everywhere."""
+
+
+class OrtBackend:
+    """Runs the graphs of a bundle; see `Backend` for the verbs.
+
+    Args:
+        bundle: The opened bundle.
+        provider: Where to run.
+        threads: Threads of one operator, all graphs alike; None for the CPUs that this process may use.
+        allow_fallback: Take the CPU where `provider` cannot run the graphs, instead of refusing.
+
+    Raises:
+        ProviderError: `provider` is not there, or would leave heavy operators to the CPU.
+        BundleError: ONNX Runtime cannot load a graph.
+    """
+
+    def __init__(
+        self, bundle: Bundle, *, provider: Provider = "cpu", threads: int | None = None, allow_fallback: bool = False
+    ) -> None:
+        if provider not in EXECUTION_PROVIDERS:
+            raise ProviderError(f"provider is {provider!r}, expected one of {', '.join(EXECUTION_PROVIDERS)}")
+        specs = graph_specs(bundle.passport.dims)
+        self._graphs = {verb: _Graph(spec, bundle.path(verb), provider, threads) for verb, spec in specs.items()}
+        missed = [problem for graph in self._graphs.values() if (problem := graph.missed(provider))]
+        if missed and not allow_fallback:
+            raise ProviderError(
+                f"{provider} was asked for, but would not run this bundle: {'; '.join(missed)}. "
+                "Install what it needs, choose another provider, or allow the fallback to the CPU"
+            )
+        self.provider: Provider = "cpu" if missed else provider
+        """Where the graphs really run."""
+        self._layers = bundle.passport.dims.layers
+
+    def encode(self, input_ids: OrtValue, attention_mask: OrtValue) -> OrtValue:
+        """See `Backend.encode`."""
+        (memory,) = self._graphs[ENCODE].run([input_ids, attention_mask], self._device)
+        return memory
+
+    def prefill(
+        self, input_ids: OrtValue, memory: OrtValue, encoder_attention_mask: OrtValue
+    ) -> tuple[OrtValue, Cache[OrtValue]]:
+        """See `Backend.prefill`."""
+        logits, *flat = self._graphs[PREFILL].run([encoder_attention_mask, input_ids, memory], self._device)
+        return logits, tuple(LayerCache(*flat[4 * layer : 4 * layer + 4]) for layer in range(self._layers))
+
+    def step(
+        self, input_ids: OrtValue, encoder_attention_mask: OrtValue, cache: Cache[OrtValue]
+    ) -> tuple[OrtValue, Cache[OrtValue]]:
+        """See `Backend.step`."""
+        past = [tensor for layer in cache for tensor in layer]
+        logits, *grown = self._graphs[STEP].run([encoder_attention_mask, input_ids, *past], self._device)
+        return logits, tuple(
+            LayerCache(grown[2 * index], grown[2 * index + 1], layer.encoder_key, layer.encoder_value)
+            for index, layer in enumerate(cache)
+        )
+
+    def reorder(self, cache: Cache[OrtValue], rows: IntArray) -> Cache[OrtValue]:
+        """See `Backend.reorder`."""
+        picked = self._select([tensor for layer in cache for tensor in layer[:2]], rows)
+        return tuple(LayerCache(*pair, *layer[2:]) for pair, layer in zip(picked, cache, strict=True))
+
+    def select(self, cache: Cache[OrtValue], rows: IntArray) -> Cache[OrtValue]:
+        """See `Backend.select`."""
+        target = self._select([tensor for layer in cache for tensor in layer[:2]], rows)
+        source = self._select([tensor for layer in cache for tensor in layer[2:]], rows)
+        return tuple(LayerCache(*ours, *theirs) for ours, theirs in zip(target, source, strict=True))
+
+    def put(self, array: Array) -> OrtValue:
+        """See `Backend.put`."""
+        return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._device)
+
+    def get(self, tensor: OrtValue) -> Array:
+        """See `Backend.get`."""
+        array: Array = tensor.numpy()
+        return array
+
+    def found_specs(self) -> dict[str, GraphSpec]:
+        """Inputs and outputs that the graphs really have."""
+        return {verb: graph.found_spec() for verb, graph in self._graphs.items()}
+
+    @property
+    def _device(self) -> str:
+        return self.provider
+
+    def _select(self, tensors: Sequence[OrtValue], rows: IntArray) -> list[tuple[OrtValue, OrtValue]]:
+        """`rows` of each tensor, in pairs of key and value."""
+        picked = self._graphs[SELECT].run([self.put(rows), *tensors], self._device)
+        return list(zip(picked[::2], picked[1::2], strict=True))
+
+
+class _Graph:
+    """One graph in one session."""
+
+    def __init__(self, spec: GraphSpec, path: Path, provider: Provider, threads: int | None) -> None:
+        self._spec = spec
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads or available_cpus()
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # what is fatal comes as an exception
+        options.enable_mem_pattern = False  # it keeps a plan for every shape that ever came
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        providers = list(dict.fromkeys([EXECUTION_PROVIDERS[provider], EXECUTION_PROVIDERS["cpu"]]))
+        if provider == "cuda":
+            _load_cuda_libraries()
+        try:
+            self._session = ort.InferenceSession(path, options, providers=providers)
+        except Exception as error:  # ONNX Runtime's own exceptions share no public base
+            raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {error}") from None
+
+    def run(self, inputs: Iterable[OrtValue], device: str) -> list[OrtValue]:
+        """Outputs for `inputs`, both in the order of the contract; they stay on `device`, but for logits."""
+        binding = self._session.io_binding()
+        for spec, value in zip(self._spec.inputs, inputs, strict=True):
+            binding.bind_ortvalue_input(spec.name, value)
+        for spec in self._spec.outputs:
+            binding.bind_output(spec.name, "cpu" if spec.name == "logits" else device)
+        self._session.run_with_iobinding(binding)
+        outputs: list[OrtValue] = binding.get_outputs()
+        return outputs
+
+    def found_spec(self) -> GraphSpec:
+        """Inputs and outputs that the graph really has, under the contract's type names."""
+
+        def specs(arguments: Iterable[ort.NodeArg]) -> tuple[TensorSpec, ...]:
+            return tuple(
+                TensorSpec(argument.name, ELEMENT_TYPES.get(argument.type, argument.type), tuple(argument.shape))
+                for argument in arguments
+            )
+
+        return GraphSpec(self._spec.verb, specs(self._session.get_inputs()), specs(self._session.get_outputs()))
+
+    def missed(self, provider: Provider) -> str | None:
+        """Why `provider` would not run this graph, None where it would."""
+        wanted = EXECUTION_PROVIDERS[provider]
+        if wanted not in self._session.get_providers():
+            return f"ONNX Runtime {ort.__version__} cannot use {wanted} here"
+        elsewhere = {
+            node.op_type
+            for part in self._session.get_provider_graph_assignment_info()
+            if part.ep_name != wanted
+            for node in part.get_nodes()
+        }
+        heavy = sorted(elsewhere & HEAVY)
+        return f"{', '.join(heavy)} of {self._spec.verb} would run on the CPU" if heavy else None
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use: a container's or `taskset`'s share, not the machine's."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux has it
+        return os.cpu_count() or 1
+
+
+def _load_cuda_libraries() -> None:
+    # Finds the libraries of NVIDIA's Python packages, and prints rather than raises where there are none.
+    ort.set_default_logger_severity(4)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+        ort.preload_dlls()

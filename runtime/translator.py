@@ -1,0 +1,165 @@
+"""What most users need: open a bundle, hand over sentences, get translations."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from .bundle import Bundle
+from .errors import GenerationError, InputTooLongError
+from .generation import GenerationConfig, Hypothesis, generate
+from .session import OrtBackend, Provider
+from .tokenizer import Tokenizer
+
+BATCH_TOKENS = 4096
+"""Source tokens in a batch, padding and beams counted in; the default."""
+
+
+class Translation(NamedTuple):
+    """One translated sentence."""
+
+    text: str
+    score: float
+    """Log-probability of the output divided by `count ** length_penalty`."""
+    alternatives: list["Translation"]
+    """The other `num_return_sequences - 1` outputs, the best first."""
+
+
+class Translator:
+    """Translates with the three graphs of a bundle.
+
+    Use `Translator.open`. Inputs of any number and length may come together: they are sorted by length, cut into batches
+    by tokens, and come back in their own order. A sentence gets the same output alone and among others.
+    """
+
+    def __init__(self, bundle: Bundle, backend: OrtBackend, tokenizer: Tokenizer) -> None:
+        self._passport = bundle.passport
+        self._backend = backend
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        provider: Provider = "cpu",
+        threads: int | None = None,
+        *,
+        allow_fallback: bool = False,
+    ) -> Self:
+        """Open the bundle at `path`.
+
+        Args:
+            path: The bundle's folder.
+            provider: Where to run, "cpu" or "cuda".
+            threads: Threads to compute with; None for the CPUs that this process may use.
+            allow_fallback: Take the CPU where `provider` cannot be had, instead of refusing.
+
+        Raises:
+            BundleError: the folder is no bundle, or a file does not match the passport.
+            ProviderError: `provider` would not really be used.
+            TokenizerError: the tokenizer's files are damaged.
+        """
+        bundle = Bundle(Path(path))
+        backend = OrtBackend(bundle, provider=provider, threads=threads, allow_fallback=allow_fallback)
+        return cls(bundle, backend, Tokenizer(bundle.folder))
+
+    @property
+    def provider(self) -> Provider:
+        """Where the graphs really run."""
+        return self._backend.provider
+
+    @property
+    def defaults(self) -> GenerationConfig:
+        """How this bundle searches when the caller does not say."""
+        return self._passport.generation
+
+    def encode(self, text: str) -> list[int]:
+        """Source ids of `text`.
+
+        Raises:
+            InputTooLongError: more ids than the model has positions.
+        """
+        ids = self._tokenizer.encode(text)
+        self._check_length(ids)
+        return ids
+
+    def translate(
+        self, texts: Sequence[str], config: GenerationConfig | None = None, *, batch_tokens: int = BATCH_TOKENS
+    ) -> list[Translation]:
+        """Translate `texts`; the results stand in their order. An empty text gives an empty translation.
+
+        Raises:
+            InputTooLongError: a text has more tokens than the model has positions; nothing is translated.
+            GenerationError: `config` does not fit the model.
+        """
+        results = [Translation("", 0.0, []) for _ in texts]
+        filled = [index for index, text in enumerate(texts) if text.strip()]
+        ids = []
+        for index in filled:
+            try:
+                ids.append(self.encode(texts[index]))
+            except InputTooLongError as error:
+                raise InputTooLongError(f"text {index + 1}: {error}") from None
+        for index, hypotheses in zip(filled, self.generate(ids, config, batch_tokens=batch_tokens), strict=True):
+            results[index] = self.translation(hypotheses)
+        return results
+
+    def translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
+        """The text of one input's `hypotheses`, the best first."""
+        best, *others = [Translation(self._tokenizer.decode(found.ids), found.score, []) for found in hypotheses]
+        return best._replace(alternatives=others)
+
+    def generate(
+        self,
+        ids: Sequence[Sequence[int]],
+        config: GenerationConfig | None = None,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> list[list[Hypothesis]]:
+        """Search the outputs of source `ids`, each ending in EOS; the results stand in their order.
+
+        Raises:
+            InputTooLongError: an input has more ids than the model has positions.
+            GenerationError: an input is empty or holds an unknown id, or `config` does not fit the model.
+        """
+        config = config or self.defaults
+        for place, row in enumerate(ids):
+            self._check_ids(row, place)
+        results: list[list[Hypothesis]] = [[] for _ in ids]
+        for chosen in token_batches([len(row) for row in ids], batch_tokens // config.num_beams):
+            batch = [ids[index] for index in chosen]
+            dims, special = self._passport.dims, self._passport.special
+            found = generate(self._backend, batch, config, special, dims.max_positions)
+            for index, hypotheses in zip(chosen, found, strict=True):
+                results[index] = hypotheses
+        return results
+
+    def _check_ids(self, row: Sequence[int], place: int) -> None:
+        if not row:
+            raise GenerationError(f"input {place + 1} has no ids, expected at least EOS ({self._passport.special.eos})")
+        vocabulary = self._passport.dims.source_vocab_size
+        if not (0 <= min(row) and max(row) < vocabulary):
+            outside = next(index for index in row if not 0 <= index < vocabulary)
+            raise GenerationError(
+                f"input {place + 1} holds the id {outside}, the source vocabulary has 0 .. {vocabulary - 1}"
+            )
+        self._check_length(row)
+
+    def _check_length(self, ids: Sequence[int]) -> None:
+        limit = self._passport.dims.max_positions
+        if len(ids) > limit:
+            raise InputTooLongError(f"the input has {len(ids)} tokens, the model has {limit} positions: split it")
+
+
+def token_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Indices of `lengths` in batches of about equal length, at most `budget` tokens each, padding counted.
+
+    An input that is longer than the budget makes a batch of its own.
+    """
+    chosen: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if chosen and (len(chosen) + 1) * lengths[index] > budget:
+            yield chosen
+            chosen = []
+        chosen.append(index)
+    if chosen:
+        yield chosen

@@ -1,0 +1,40 @@
+"""`toolkit export`: from a checkpoint to a verified bundle."""
+
+from pathlib import Path
+
+import click
+
+from .errors import needs
+from .options import json_option
+
+
+@click.command("export")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--opset",
+    type=click.IntRange(18, 23),
+    default=23,
+    show_default=True,
+    help="Of the graphs. From 23 on attention is one operator, before it is spelt out for older runtimes.",
+)
+@click.option("--force", is_flag=True, help="Replace the bundle that stands there.")
+@json_option
+def export_command(*, checkpoint: Path, bundle: Path, opset: int, force: bool, as_json: bool) -> None:
+    """Export the CHECKPOINT to a BUNDLE: three ONNX graphs over one file of weights, and the exam that they passed.
+
+    The graphs are checked, compared with PyTorch over many sizes that were not traced, and sit their exam. When one of
+    these fails there is no bundle.
+    """
+    with needs("export"):
+        from exporters.export import export_bundle
+
+        from .render import report_json, show_report, stages
+    with stages() as say:
+        report = export_bundle(checkpoint, bundle, opset=opset, force=force, say=say)
+    if as_json:
+        click.echo(report_json(report, bundle))
+    else:
+        show_report(report, tensors=False)
+        size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+        click.echo(f"{bundle}: {size / 1e6:.1f} MB. Try: toolkit run --bundle {bundle} TEXT")

@@ -1,0 +1,43 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+DEFAULT_BUNDLE = "bundles/zh-en"
+
+Decorated = Callable[..., Any]
+
+bundle_option = click.option(
+    "--bundle",
+    envvar="TOOLKIT_BUNDLE",
+    default=DEFAULT_BUNDLE,
+    show_default=f"$TOOLKIT_BUNDLE, else {DEFAULT_BUNDLE}",
+    type=click.Path(path_type=Path),
+    help="The bundle to translate with.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def provider_options(command: Decorated) -> Decorated:
+    """Where to compute: --provider, --threads, --allow-fallback."""
+    options = [
+        click.option(
+            "--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
+        ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Threads to compute with.  [default: the CPUs at hand]",
+        ),
+        click.option(
+            "--allow-fallback", is_flag=True, help="Take the CPU where the provider cannot be had, instead of refusing."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
