@@ -1,4 +1,4 @@
-"""From a checkpoint to a bundle that has passed: graphs, blob, exam, passport, and the tests that a bundle must stand."""
+"""From a checkpoint to a bundle that has passed: graphs, blob, exam, passport, and what a bundle must stand."""
 
 import json
 import shutil
@@ -16,6 +16,7 @@ from models.checkpoint import load_checkpoint
 from models.config import ModelConfig
 from models.transformer import Transformer
 from runtime.bundle import (
+    EXAM_ROLE,
     FORMAT,
     PASSPORT,
     WEIGHTS,
@@ -29,6 +30,7 @@ from runtime.contract import GRAPH_FILES
 from runtime.exam import Exam, save_exam
 from runtime.generation import GenerationConfig
 from runtime.parity import Report
+from runtime.session import OrtBackend, Provider
 from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
 from runtime.verify import sit_bundle
 
@@ -41,6 +43,8 @@ GOLDEN = "golden"
 SENTENCES = "sentences.txt"
 """In a checkpoint: source sentences, one a line, that the exam asks for."""
 EXAM_SEED, SWEEP_SEED = 20, 21
+BEAMS = 4
+"""Of the search that a bundle proposes, the usual number for translation."""
 
 
 def export_bundle(
@@ -48,8 +52,9 @@ def export_bundle(
     target: Path,
     *,
     opset: int = 23,
+    sentences: Path | None = None,
     force: bool = False,
-    say: Callable[[str], None] = lambda stage: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Export the checkpoint in folder `checkpoint` to the bundle `target`.
 
@@ -57,6 +62,7 @@ def export_bundle(
         checkpoint: Holds settings, weights and tokenizer.
         target: Appears only when everything has passed.
         opset: Of the graphs, 18 to 23.
+        sentences: Source sentences that the exam asks for, one a line; None for the checkpoint's own.
         force: Replace a bundle that stands at `target`.
         say: Called with the name of each stage as it begins.
 
@@ -69,27 +75,27 @@ def export_bundle(
     _refuse_to_overwrite(target, force=force)
     say("loading the checkpoint")
     model = load_checkpoint(checkpoint)
-    sentences = _sentences(checkpoint, model.config)
+    asked = _sentences(checkpoint, model.config, sentences)
     with _emerging(target) as folder:
         versions = _write_graphs(model, folder, opset, say)
         say("writing the exam")
-        save_exam(
-            Examiner(model, EXAM_SEED).write(recorded_sizes(model.config.max_positions), sentences), folder / GOLDEN
-        )
+        save_exam(Examiner(model, EXAM_SEED).write(recorded_sizes(model.config.max_positions), asked), folder / GOLDEN)
         _write_companions(checkpoint, model.config, folder)
-        passport = _passport(folder, model.config, opset, versions)
+        passport = _passport(folder, model.config, versions)
         write_passport(folder, passport)
         say("sweeping over sizes that were not traced")
-        sweep = Examiner(model, SWEEP_SEED).write(sweep_sizes(model.config.max_positions), sentences)
-        _require(sit_bundle(Bundle(folder), exam=sweep), "the sweep over sizes that were not traced")
+        sweep = Examiner(model, SWEEP_SEED).write(sweep_sizes(model.config.max_positions), asked)
+        bundle = Bundle(folder)
+        backend = OrtBackend(bundle)
+        _require(sit_bundle(bundle, backend, sweep), "the sweep over sizes that were not traced")
         say("sitting the exam")
-        report = _require(sit_bundle(Bundle(folder)), "its exam")
-        write_passport(folder, msgspec.structs.replace(passport, verification=verification(report, "cpu")))
+        report = _require(sit_bundle(bundle, backend), "its exam")
+        write_passport(folder, msgspec.structs.replace(passport, verification=verification(report, backend.provider)))
     return report
 
 
-def fresh_exam(checkpoint: Path, bundle: Bundle, seed: int) -> Exam:
-    """A new exam about `checkpoint` for `bundle`, with random inputs of `seed`.
+def fresh_exam(checkpoint: Path, bundle: Bundle, seed: int, sentences: Path | None = None) -> Exam:
+    """A new exam about `checkpoint` for `bundle`, with random inputs of `seed`; see `export_bundle` for `sentences`.
 
     Raises:
         ExportError: the bundle was exported from a model of other sizes.
@@ -98,10 +104,12 @@ def fresh_exam(checkpoint: Path, bundle: Bundle, seed: int) -> Exam:
     expected, found = dims_of(model.config), bundle.passport.dims
     if expected != found:
         raise ExportError(f"{bundle.folder} is not of {checkpoint}: it has {found}, the checkpoint {expected}")
-    return Examiner(model, seed).write(sweep_sizes(model.config.max_positions), _sentences(checkpoint, model.config))
+    return Examiner(model, seed).write(
+        sweep_sizes(model.config.max_positions), _sentences(checkpoint, model.config, sentences)
+    )
 
 
-def verification(report: Report, provider: str) -> Verification:
+def verification(report: Report, provider: Provider) -> Verification:
     """What a passport keeps of `report`."""
     return Verification(
         passed=report.passed,
@@ -114,10 +122,10 @@ def verification(report: Report, provider: str) -> Verification:
 def _refuse_to_overwrite(target: Path, *, force: bool) -> None:
     if not target.exists():
         return
+    if not (target / PASSPORT).is_file():
+        raise ExportError(f"{target} exists already and is not a bundle: choose another folder")
     if not force:
         raise ExportError(f"{target} exists already: choose another folder, or replace it with --force")
-    if not (target / PASSPORT).is_file():
-        raise ExportError(f"{target} is not a bundle, and will not be replaced")
 
 
 @contextmanager
@@ -137,17 +145,21 @@ def _emerging(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sentences(checkpoint: Path, config: ModelConfig) -> dict[str, list[int]]:
-    """Source ids of the checkpoint's sentences."""
+def _sentences(checkpoint: Path, config: ModelConfig, path: Path | None) -> dict[str, list[int]]:
+    """Source ids of the sentences in `path`, or of the checkpoint's own."""
     tokenizer = Tokenizer(checkpoint)
     if tokenizer.size > config.encoder_vocab_size:
         raise ExportError(
-            f"{checkpoint}: the tokenizer has {tokenizer.size} entries, the model's source vocabulary {config.encoder_vocab_size}"
+            f"{checkpoint}: the tokenizer has {tokenizer.size} entries, "
+            f"the model's source vocabulary {config.encoder_vocab_size}"
         )
-    path = checkpoint / SENTENCES
+    path = path or checkpoint / SENTENCES
     if not path.is_file():
         raise ExportError(f"{path} is missing: one source sentence a line, for the exam")
-    lines = [line.strip() for line in path.read_text("utf-8").split("\n")]
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").split("\n")]
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path} is not UTF-8: {error}") from None
     chosen = {line: tokenizer.encode(line) for line in lines if line}
     if not chosen:
         raise ExportError(f"{path} holds no sentence")
@@ -169,7 +181,7 @@ def _write_graphs(model: Transformer, folder: Path, opset: int, say: Callable[[s
     for verb in written:
         try:
             onnx.checker.check_model(str(folder / GRAPH_FILES[verb]), full_check=True)
-        except onnx.checker.ValidationError as error:
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise ExportError(f"{verb}: onnx.checker refuses the graph: {error}") from error
     return {"opset": opset, "ir_version": max(graph.ir_version for graph in written.values())}
 
@@ -207,20 +219,20 @@ def _write_companions(checkpoint: Path, config: ModelConfig, folder: Path) -> No
         "use_cache": True,
         **special,
     }
-    generation = {**special, "max_length": config.max_positions, "num_beams": 1}
+    generation = {**special, "max_length": config.max_positions, "num_beams": BEAMS}
     for name, content in (("config.json", settings), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def _passport(folder: Path, config: ModelConfig, opset: int, versions: dict[str, int]) -> Passport:
+def _passport(folder: Path, config: ModelConfig, versions: dict[str, int]) -> Passport:
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return Passport(
         format=FORMAT,
-        roles={**GRAPH_FILES, "weights": WEIGHTS, "exam": GOLDEN},
+        roles={**GRAPH_FILES, "weights": WEIGHTS, EXAM_ROLE: GOLDEN},
         files=record_files(folder, files),
         dims=dims_of(config),
         special=special_ids(config),
-        generation=GenerationConfig(max_length=config.max_positions),
+        generation=GenerationConfig(num_beams=BEAMS, max_length=config.max_positions),
         model=msgspec.to_builtins(config),
         opset=versions["opset"],
         ir_version=versions["ir_version"],

@@ -110,14 +110,16 @@ class Examiner:
                 token = self._reference.put(target_ids[:, place : place + 1])
                 logits, cache = self._reference.step(token, given, cache)
                 parts.append(logits)
-            error = max(error, float((torch.cat(parts, 1) - full).abs().max() / full.abs().max()))
+            # np.maximum passes NaN on, max() would lose it.
+            error = float(np.maximum(error, float((torch.cat(parts, 1) - full).abs().max() / full.abs().max())))
         return CacheCheck(prefixes=length - 1, error=error)
 
     def _graph_case(self, verb: str, sizes: tuple[int, ...], label: str) -> GraphCase:
         inputs = self._inputs(verb, *sizes)
-        reference, own = (
+        exact, own = (
             _without_past(call(backend, verb, inputs), inputs) for backend in (self._reference, self._float32)
         )
+        reference = {name: array.astype(np.float32) for name, array in exact.items()}
         errors = {name: largest_error(own[name], answer) for name, answer in reference.items()}
         return GraphCase(verb=verb, label=label, inputs=inputs, reference=reference, own_error=errors)
 
@@ -149,8 +151,8 @@ class Examiner:
             np.stack(rollout(backend, ids, mask, target_ids), 1) for backend in (self._reference, self._float32)
         )  # (B, N, V)
         columns = np.argsort(-reference, axis=-1, kind="stable")[:, :, :COLUMNS]  # (B, N, C)
-        answers = np.take_along_axis(reference, columns, 2)
-        errors = np.abs(np.take_along_axis(own, columns, 2) - answers).max((0, 2))  # (N,)
+        answers = np.take_along_axis(reference, columns, 2).astype(np.float32)
+        errors = np.abs(np.take_along_axis(own, columns, 2).astype(np.float64) - answers).max((0, 2))  # (N,)
         return RolloutCase(
             label=f"B={batch} S={source} N={length}",
             source_ids=ids,

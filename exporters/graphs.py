@@ -32,10 +32,13 @@ from runtime.contract import (
 from .errors import ExportError
 
 OPSETS = (18, 23)
-"""Oldest and newest that is written: from 23 on attention is the standard `Attention` operator, before it is spelt out."""
+"""Oldest and newest that is written: from 23 on attention is the operator `Attention`, before it is spelt out."""
 
-TRACED = {BATCH: 3, SOURCE: 5, TARGET: 4, PAST: 6}
-"""Sizes of the example inputs: all different and none of them 0 or 1, which torch.export would take as fixed."""
+TRACED = {BATCH: 4, SOURCE: 5, TARGET: 3, PAST: 6}
+"""Sizes of the example inputs: all different and none of them 0 or 1, which torch.export would take as fixed.
+
+No exam asks for one of them again.
+"""
 
 
 def dims_of(config: ModelConfig) -> Dims:
@@ -52,7 +55,7 @@ def dims_of(config: ModelConfig) -> Dims:
 
 
 def export_graphs(
-    model: Transformer, opset: int, say: Callable[[str], None] = lambda stage: None
+    model: Transformer, opset: int, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[tuple[str, ir.Model]]:
     """Each verb and its graph, weights still inside, one after the other; `say` hears which is being traced.
 
@@ -134,7 +137,7 @@ def _example(dtype: str, shape: tuple[int | str, ...]) -> Tensor:
 
 
 def _conform(graph: ir.Graph, spec: GraphSpec) -> None:
-    """Give inputs and outputs the contract's names. An axis that is not free, though the contract says so, is an error."""
+    """Give inputs and outputs the contract's names. An axis that should be free and is not is an error."""
     problems = []
     for values, tensors in ((graph.inputs, spec.inputs), (graph.outputs, spec.outputs)):
         for value, tensor in zip(values, tensors, strict=True):
@@ -193,7 +196,7 @@ def select_graph(spec: GraphSpec, opset: int) -> ir.Model:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks about torchvision and shared axis names from the user, who can do nothing about them."""
+    """Keep the exporter's remarks about torchvision and shared axis names from the user, who cannot help them."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -46,7 +46,7 @@ class WeightBlob:
         self._file.close()
 
     def take_from(self, model: ir.Model) -> None:
-        """Move the weights of `model` into the blob. Integers and scalars, which shapes are computed from, stay inline."""
+        """Move the weights of `model` into the blob. Integers and scalars, often parts of shapes, stay inline."""
         graph = model.graph
         # The model's own tensors come before those that the exporter derived from them, such as transposes.
         for value in sorted(graph.initializers.values(), key=lambda value: value.name not in self._names.values()):

@@ -1,4 +1,4 @@
-"""The three verbs, as whoever runs the model must offer them; search and parity are written against this protocol alone.
+"""The three verbs, as whoever runs the model must offer them; search and parity know this protocol alone.
 
 A backend keeps its tensors where it computed them: an `OrtValue`, a `torch.Tensor`. Only `put` and `get` cross over.
 """
@@ -18,7 +18,7 @@ Tensor = TypeVar("Tensor")
 
 
 class LayerCache(NamedTuple, Generic[Tensor]):
-    """What one decoder layer remembers: self-attention keys and values `(B, H, P, D)`, cross-attention ones `(B, H, S, D)`."""
+    """What a decoder layer remembers: keys and values of the target `(B, H, P, D)` and of the source `(B, H, S, D)`."""
 
     decoder_key: Tensor
     decoder_value: Tensor
@@ -43,10 +43,10 @@ class Backend(Protocol[Tensor]):
     def step(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
     ) -> tuple[Tensor, Cache[Tensor]]:
-        """One more token `(B, 1)`: logits `(B, 1, V)` and the cache grown by one. Cross-attention tensors are the same objects."""
+        """One more token `(B, 1)`: logits `(B, 1, V)`, and the cache grown by one around the same cross-attention."""
 
     def reorder(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
-        """Self-attention caches of `rows`; each row must stay with its sentence, so that cross-attention stays as it is."""
+        """Self-attention caches of `rows`; each row must stay with its sentence: cross-attention stays as it is."""
 
     def select(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
         """Both kinds of caches of `rows`, which may be fewer or more than before."""

@@ -7,13 +7,16 @@ from typing import Any
 
 import msgspec
 
-from .contract import Dims
+from .contract import GRAPH_FILES, Dims
 from .decoding import SpecialIds
 from .errors import BundleError
 from .generation import GenerationConfig
 
 PASSPORT = "bundle.json"
 WEIGHTS = "weights.bin"
+EXAM_ROLE = "exam"
+ROLES = (*GRAPH_FILES, EXAM_ROLE)
+"""What every bundle has."""
 FORMAT = "seq2onnx-bundle-1"
 
 
@@ -67,7 +70,8 @@ class Bundle:
         self.folder = folder
         self.passport = read_passport(folder)
         problems = [
-            problem for name, record in self.passport.files.items() if (problem := _mismatch(folder, name, record))
+            *_contradictions(self.passport),
+            *(problem for name, record in self.passport.files.items() if (problem := _mismatch(folder, name, record))),
         ]
         if problems:
             raise BundleError(
@@ -86,13 +90,14 @@ def read_passport(folder: Path) -> Passport:
     """The passport of the bundle in `folder`, its files not looked at."""
     path = folder / PASSPORT
     if not folder.is_dir():
-        raise BundleError(f"{folder} does not exist: expected a bundle, a folder that 'toolkit export' wrote")
+        what = "is a file" if folder.exists() else "does not exist"
+        raise BundleError(f"{folder} {what}: expected a bundle, a folder that 'toolkit export' wrote")
     try:
         passport = msgspec.json.decode(path.read_bytes(), type=Passport)
     except FileNotFoundError:
         raise BundleError(f"{folder} is not a bundle: it has no {PASSPORT}") from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise BundleError(f"{path}: {error}") from None
+        raise BundleError(f"{path} is damaged: {error}") from None
     if passport.format != FORMAT:
         raise BundleError(f"{path}: format is {passport.format!r}, this version reads {FORMAT!r}")
     return passport
@@ -108,6 +113,22 @@ def write_passport(folder: Path, passport: Passport) -> None:
 def record_files(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
     """Size and digest of each of `names`, paths in `folder` with forward slashes."""
     return {name: FileRecord((folder / name).stat().st_size, _digest(folder / name)) for name in sorted(names)}
+
+
+def _contradictions(passport: Passport) -> list[str]:
+    """What no exporter writes: parts that are missing or not among the recorded files, ids outside the vocabulary."""
+    problems = [f"it names no file for {role!r}" for role in ROLES if role not in passport.roles]
+    problems += [
+        f"{role} is {path!r}, which is not among its files"
+        for role, path in passport.roles.items()
+        if not any(PurePosixPath(name).is_relative_to(path) for name in passport.files)
+    ]
+    problems += [
+        f"the {name} id is {value}, the vocabulary has {passport.dims.vocab_size} entries"
+        for name, value in passport.special._asdict().items()
+        if not 0 <= value < passport.dims.vocab_size
+    ]
+    return problems
 
 
 def _mismatch(folder: Path, name: str, record: FileRecord) -> str | None:

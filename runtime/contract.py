@@ -4,7 +4,7 @@ The names are those of Hugging Face Optimum, so that a bundle opens there unchan
 Letters: B batch, S source, T target of this call, P past, L layers, H heads, D head size, E model width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -100,6 +100,30 @@ def graph_specs(dims: Dims) -> dict[str, GraphSpec]:
         ),
         SELECT: _select_spec(dims),
     }
+
+
+def contract_problems(contract: Mapping[str, GraphSpec], found: Mapping[str, GraphSpec]) -> list[str]:
+    """Where the graphs that were `found` differ from the `contract`, every difference a line."""
+    problems = []
+    for verb, expected in contract.items():
+        for side in ("inputs", "outputs"):
+            wanted: tuple[TensorSpec, ...] = getattr(expected, side)
+            actual: tuple[TensorSpec, ...] = getattr(found[verb], side)
+            theirs, ours = {spec.name: spec for spec in wanted}, {spec.name: spec for spec in actual}
+            problems += [f"{verb}: {name} is missing" for name in theirs if name not in ours]
+            problems += [f"{verb}: {name} is not in the contract" for name in ours if name not in theirs]
+            problems += [
+                f"{verb}: {name} is {_described(ours[name])}, expected {_described(spec)}"
+                for name, spec in theirs.items()
+                if name in ours and ours[name] != spec
+            ]
+            if theirs.keys() == ours.keys() and list(theirs) != list(ours):
+                problems.append(f"{verb}: {side} are in another order than in the contract")
+    return problems
+
+
+def _described(spec: TensorSpec) -> str:
+    return f"{spec.dtype} ({', '.join(map(str, spec.shape))})"
 
 
 def _select_spec(dims: Dims) -> GraphSpec:

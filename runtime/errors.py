@@ -1,7 +1,7 @@
 """What can go wrong at run time, one class per cause that a caller may want to catch."""
 
 
-class RuntimeFault(ValueError):
+class RuntimeFault(ValueError):  # noqa: N818 - RuntimeError is Python's own
     """Base of every error that this package raises on bad input."""
 
 
@@ -21,9 +21,13 @@ class BundleError(RuntimeFault):
     """A folder is not a bundle, or its files do not match its passport."""
 
 
+class GraphError(RuntimeFault):
+    """ONNX Runtime gave up in the middle of a graph."""
+
+
 class ProviderError(RuntimeFault):
     """The requested execution provider is not the one that would run the model."""
 
 
 class ExamError(RuntimeFault):
-    """The recorded exam is missing, damaged or empty."""
+    """The recorded exam is missing or damaged."""

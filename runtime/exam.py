@@ -1,9 +1,11 @@
 """The exam that PyTorch writes and a runtime sits: inputs and reference answers, as arrays and JSON.
 
 The reference is the model in float64. Beside each answer stands PyTorch-float32's own distance from it, from which the
-tolerance of a runtime is earned. Answers are kept rounded to float32, and both distances are measured from these.
+tolerance of a runtime is earned. Answers are rounded to float32, and both distances are measured from these.
 """
 
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -11,6 +13,7 @@ import msgspec
 import numpy as np
 
 from .backend import Array
+from .contract import VERBS
 from .errors import ExamError
 from .generation import GenerationConfig
 
@@ -92,8 +95,7 @@ def save_exam(exam: Exam, folder: Path) -> None:
 
     def refer(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            stored = value.astype(np.float32) if value.dtype == np.float64 else value
-            arrays[key := str(len(arrays))] = stored
+            arrays[key := str(len(arrays))] = value
             return {"array": key}
         raise TypeError(f"cannot store {type(value).__name__}")
 
@@ -106,15 +108,15 @@ def load_exam(folder: Path) -> Exam:
     """The exam in `folder`.
 
     Raises:
-        ExamError: it is missing, damaged, empty or of another format.
+        ExamError: it is missing, damaged or of another format.
     """
     try:
         text = (folder / EXAM).read_bytes()
-        with np.load(folder / ARRAYS, allow_pickle=False) as stored:
+        with (folder / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except FileNotFoundError as error:
         raise ExamError(f"no exam in {folder}: {Path(error.filename).name} is missing") from None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ExamError(f"the exam in {folder} is damaged: {error}") from None
 
     def resolve(kind: type, value: Any) -> Any:
@@ -125,7 +127,24 @@ def load_exam(folder: Path) -> Exam:
     try:
         exam = msgspec.json.decode(text, type=Exam, dec_hook=resolve)
     except (msgspec.DecodeError, ValueError) as error:
-        raise ExamError(f"{folder / EXAM}: {error}") from None
+        raise ExamError(f"{folder / EXAM} is damaged: {error}") from None
     if exam.format != FORMAT:
         raise ExamError(f"{folder / EXAM}: format is {exam.format!r}, this version reads {FORMAT!r}")
+    if problems := _contradictions(exam):
+        raise ExamError(f"the exam in {folder} is damaged: {'; '.join(problems)}")
     return exam
+
+
+def _contradictions(exam: Exam) -> list[str]:
+    """Answers that do not fit their questions."""
+    problems = []
+    for case in exam.graphs:
+        if case.verb not in VERBS:
+            problems.append(f"{case.label} is about {case.verb!r}, expected one of {', '.join(VERBS)}")
+        if case.own_error.keys() != case.reference.keys():
+            problems.append(f"{case.verb} {case.label} has answers and errors of different outputs")
+    for rollout in exam.rollouts:
+        places = (*rollout.target_ids.shape, len(rollout.own_error))
+        if rollout.columns.shape != rollout.reference.shape or rollout.reference.shape[:2] + places[1:2] != places:
+            problems.append(f"rollout {rollout.label} has answers for other positions than it feeds")
+    return problems

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from .backend import Array, Backend
-from .contract import VERBS, GraphSpec
+from .contract import VERBS, GraphSpec, contract_problems
+from .errors import GraphError
 from .exam import CacheCheck, Exam, GraphCase, RolloutCase, TokenCase
 from .generation import Hypothesis
 from .verbs import call
@@ -52,8 +53,8 @@ class TensorResult(msgspec.Struct, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared and all of it is within tolerance; NaN is not."""
-        return self.compared > 0 and self.error <= self.tolerance
+        """Whether something was compared and all of it is within tolerance; NaN is not, and infinity is none."""
+        return self.compared > 0 and self.error <= self.tolerance < math.inf
 
 
 class TokenDifference(msgspec.Struct, kw_only=True):
@@ -114,7 +115,7 @@ def sit(
     contract: Mapping[str, GraphSpec],
     found: Mapping[str, GraphSpec],
 ) -> Report:
-    """Let `backend` sit `exam`.
+    """Let `backend` sit `exam`. Graphs that are not what the contract says get no further than rung 0.
 
     Args:
         exam: Written by the reference.
@@ -123,18 +124,24 @@ def sit(
         contract: What the graphs' inputs and outputs should be.
         found: What they are.
     """
+    structure, cache = _structure_rung(contract, found), _cache_rung(exam.cache)
+    if not structure.passed:
+        untried = [_rung(rung, 0, "not tried", []) for rung in range(2, len(RUNGS))]
+        return Report(rungs=[structure, cache, *untried], tensors=[], drift=[], own_drift=[], differences=[])
     tensors = graph_results(exam.graphs, backend)
-    rollouts = [_rollout_errors(case, backend) for case in exam.rollouts]
-    drift = _worst_per_step(rollouts)
+    drift = _worst_per_step([_rollout_errors(case, backend) for case in exam.rollouts])
     own_drift = _worst_per_step([case.own_error for case in exam.rollouts])
-    logit_error = max([0.0, *drift, *(result.error for result in tensors if result.tensor == "logits")])
-    differences = [difference for case in exam.tokens if (difference := _differs(case, search(case), logit_error))]
+    earned = _rollout_tolerance(exam.rollouts, own_drift)
+    outputs = [(case, _found(search, case)) for case in exam.tokens]
+    rounding = _rounding(tensors, drift, earned)
+    differences = [difference for case, best in outputs if (difference := _differs(case, best, rounding))]
+    logits = [earned, *(result.tolerance for result in tensors if result.tensor == "logits")]
     rungs = [
-        _structure_rung(contract, found),
-        _cache_rung(exam.cache),
+        structure,
+        cache,
         _graph_rung(tensors, contract),
-        _rollout_rung(exam.rollouts, drift, own_drift),
-        _token_rung(exam.tokens, differences),
+        _rollout_rung(exam.rollouts, drift, earned),
+        _token_rung(outputs, differences, 2 * _worst(logits)),
     ]
     return Report(rungs=rungs, tensors=tensors, drift=drift, own_drift=own_drift, differences=differences)
 
@@ -144,21 +151,25 @@ def graph_results(cases: Sequence[GraphCase], backend: Backend[Any]) -> list[Ten
     results: dict[tuple[str, str], TensorResult] = {}
     scale: dict[tuple[str, str], float] = {}
     for case in cases:
-        outputs = call(backend, case.verb, case.inputs)
+        label = case.label
+        try:
+            outputs = call(backend, case.verb, case.inputs)
+        except GraphError as error:
+            outputs, label = {}, f"{label}: {error}"
         for name, reference in case.reference.items():
             key = (case.verb, name)
             error, compared = _case_error(case, name, outputs.get(name), reference)
             result = results.setdefault(
                 key,
                 TensorResult(
-                    graph=case.verb, tensor=name, own_error=0.0, error=0.0, tolerance=0.0, worst=case.label, compared=0
+                    graph=case.verb, tensor=name, own_error=0.0, error=0.0, tolerance=0.0, worst=label, compared=0
                 ),
             )
-            result.own_error = max(result.own_error, case.own_error[name])
+            result.own_error = _worst([result.own_error, case.own_error[name]])
             result.compared += compared
             scale[key] = max(scale.get(key, 0.0), float(np.abs(reference).max(initial=0.0)))
-            if not error <= result.error:
-                result.error, result.worst = error, case.label
+            if not (error <= result.error or math.isnan(result.error)):
+                result.error, result.worst = error, label
     for key, result in results.items():
         result.tolerance = earned_tolerance(result.own_error, scale[key])
     return list(results.values())
@@ -173,7 +184,7 @@ def _case_error(case: GraphCase, name: str, output: Array | None, reference: Arr
     """Largest distance and count of numbers; a grown cache must repeat its input exactly."""
     past = case.inputs.get(name.replace("present.", "past_key_values."))
     if output is not None and past is not None:
-        grown = past.shape[:2] + (past.shape[2] + 1,) + past.shape[3:]
+        grown = (*past.shape[:2], past.shape[2] + 1, *past.shape[3:])
         if output.shape != grown or not np.array_equal(output[:, :, :-1], past):
             return math.inf, output.size
         output = output[:, :, -1:]
@@ -189,7 +200,10 @@ def largest_error(output: Array | None, reference: Array) -> float:
 
 def _rollout_errors(case: RolloutCase, backend: Backend[Any]) -> list[float]:
     """The runtime's error at each position, chained on its own caches."""
-    logits = rollout(backend, case.source_ids, case.source_mask, case.target_ids)
+    try:
+        logits = rollout(backend, case.source_ids, case.source_mask, case.target_ids)
+    except GraphError:
+        return [math.inf] * case.target_ids.shape[1]
     return [
         largest_error(np.take_along_axis(found, case.columns[:, place], 1), case.reference[:, place])
         for place, found in enumerate(logits)
@@ -197,7 +211,7 @@ def _rollout_errors(case: RolloutCase, backend: Backend[Any]) -> list[float]:
 
 
 def rollout(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> list[Array]:
-    """Logits `(B, V)` after each of `target_ids (B, N)`: one prefill with the first, then steps on the caches that come back."""
+    """Logits `(B, V)` after each of `target_ids (B, N)`: prefill with the first, steps on the caches that come back."""
     mask = backend.put(source_mask)
     memory = backend.encode(backend.put(source_ids), mask)
     logits, cache = backend.prefill(backend.put(target_ids[:, :1]), memory, mask)
@@ -210,19 +224,42 @@ def rollout(backend: Backend[Any], source_ids: Array, source_mask: Array, target
 
 def _worst_per_step(rollouts: Sequence[Sequence[float]]) -> list[float]:
     longest = max(map(len, rollouts), default=0)
-    return [
-        float(np.max([errors[place] for errors in rollouts if place < len(errors)])) for place in range(longest)
-    ]  # np.max passes NaN on, max() would lose it
+    return [_worst([errors[place] for errors in rollouts if place < len(errors)]) for place in range(longest)]
 
 
-def _differs(case: TokenCase, best: Hypothesis, logit_error: float) -> TokenDifference | None:
+def _worst(errors: Sequence[float]) -> float:
+    """The largest; NaN where one is NaN, which `max` would lose, or where there is none."""
+    return float(np.max(errors)) if errors else math.nan
+
+
+def _rollout_tolerance(cases: Sequence[RolloutCase], own_drift: Sequence[float]) -> float:
+    scale = max((float(np.abs(case.reference).max(initial=0.0)) for case in cases), default=0.0)
+    return earned_tolerance(_worst(own_drift), scale)
+
+
+def _rounding(tensors: Sequence[TensorResult], drift: Sequence[float], earned: float) -> float:
+    """The largest error of a logit that rounding accounts for; what exceeds its tolerance is a fault, no excuse."""
+    graphs = [result.error for result in tensors if result.tensor == "logits" and result.passed]
+    steps = [error for error in drift if error <= earned < math.inf]
+    return max([*graphs, *steps], default=0.0)
+
+
+def _found(search: Search, case: TokenCase) -> Hypothesis:
+    """The runtime's answer; one that equals no other where it has none."""
+    try:
+        return search(case)
+    except GraphError:
+        return Hypothesis([], math.nan)
+
+
+def _differs(case: TokenCase, best: Hypothesis, rounding: float) -> TokenDifference | None:
     if best.ids == case.ids:
         return None
     pairs = zip(best.ids, case.ids, strict=False)
     position = next(
         (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(best.ids), len(case.ids))
     )
-    # Two logits may err in opposite directions, and so may two scores, which are means of log-probabilities.
+    # Two logits may err in opposite directions, and so may two scores: these are means of log-probabilities.
     margin = case.margins[position] if position < len(case.margins) else abs(best.score - case.score)
     return TokenDifference(
         label=case.label,
@@ -230,28 +267,13 @@ def _differs(case: TokenCase, best: Hypothesis, logit_error: float) -> TokenDiff
         expected=case.ids,
         found=best.ids,
         margin=margin,
-        error=2 * logit_error,
+        error=2 * rounding,
     )
 
 
 def _structure_rung(contract: Mapping[str, GraphSpec], found: Mapping[str, GraphSpec]) -> RungResult:
-    problems = []
-    compared = 0
-    for verb in VERBS:
-        for side in ("inputs", "outputs"):
-            expected, actual = getattr(contract[verb], side), getattr(found[verb], side)
-            compared += len(expected)
-            ours, theirs = {spec.name: spec for spec in actual}, {spec.name: spec for spec in expected}
-            problems += [f"{verb}: {name} is missing" for name in theirs if name not in ours]
-            problems += [f"{verb}: {name} is not in the contract" for name in ours if name not in theirs]
-            problems += [
-                f"{verb}: {name} is {ours[name].dtype}{list(ours[name].shape)}, expected {spec.dtype}{list(spec.shape)}"
-                for name, spec in theirs.items()
-                if name in ours and ours[name] != spec
-            ]
-            if not problems and actual != expected:
-                problems.append(f"{verb}: {side} are in another order than in the contract")
-    return _rung(0, compared, f"{compared} inputs and outputs", problems)
+    compared = sum(len(graph.inputs) + len(graph.outputs) for graph in contract.values())
+    return _rung(0, compared, f"{compared} inputs and outputs", contract_problems(contract, found))
 
 
 def _cache_rung(check: CacheCheck) -> RungResult:
@@ -264,7 +286,8 @@ def _cache_rung(check: CacheCheck) -> RungResult:
 
 def _graph_rung(tensors: Sequence[TensorResult], contract: Mapping[str, GraphSpec]) -> RungResult:
     problems = [
-        f"{result.graph}: {result.tensor} is {result.error:.3g} from the reference, earned is {result.tolerance:.3g} ({result.worst})"
+        f"{result.graph}: {result.tensor} is {result.error:.3g} from the reference, "
+        f"earned is {result.tolerance:.3g} ({result.worst})"
         for result in tensors
         if not result.passed
     ]
@@ -275,32 +298,37 @@ def _graph_rung(tensors: Sequence[TensorResult], contract: Mapping[str, GraphSpe
             for spec in contract[verb].outputs
             if (verb, spec.name) not in seen
         ]
-    worst = max((result.ratio for result in tensors), default=math.nan)
+    worst = _worst([result.ratio for result in tensors])
     compared = sum(result.compared for result in tensors)
     return _rung(2, compared, f"{len(tensors)} outputs, worst {worst:.2f} x PyTorch's own error", problems)
 
 
-def _rollout_rung(cases: Sequence[RolloutCase], drift: Sequence[float], own: Sequence[float]) -> RungResult:
-    scale = max((float(np.abs(case.reference).max(initial=0.0)) for case in cases), default=0.0)
-    tolerance = earned_tolerance(max(own, default=0.0), scale)
-    bad = [place for place, error in enumerate(drift) if not error <= tolerance]
+def _rollout_rung(cases: Sequence[RolloutCase], drift: Sequence[float], tolerance: float) -> RungResult:
+    bad = [place for place, error in enumerate(drift) if not error <= tolerance < math.inf]
     problems = [f"at position {bad[0]} the error is {drift[bad[0]]:.3g}, earned is {tolerance:.3g}"] if bad else []
     steps = max(len(drift) - 1, 0)
-    worst = f"{max(drift) / (tolerance / FACTOR):.2f}" if drift else "nothing"
-    return _rung(
-        3, sum(case.reference.size for case in cases), f"{steps} steps, worst {worst} x PyTorch's own error", problems
-    )
+    worst = _worst(drift) / (tolerance / FACTOR)
+    compared = sum(case.reference.size for case in cases)
+    return _rung(3, compared, f"{steps} steps, worst {worst:.2f} x PyTorch's own error", problems)
 
 
-def _token_rung(cases: Sequence[TokenCase], differences: Sequence[TokenDifference]) -> RungResult:
+def _token_rung(
+    outputs: Sequence[tuple[TokenCase, Hypothesis]], differences: Sequence[TokenDifference], allowed: float
+) -> RungResult:
+    """The same ids, and with these the same score: a beam that goes on with another's cache may show only there."""
     real = [difference for difference in differences if not difference.tie]
     problems = [
         f"{item.label}: token {item.position} differs, the reference preferred its own by {item.margin:.3g}, "
         f"rounding explains {item.error:.3g}"
         for item in real
     ]
-    ties = len(differences) - len(real)
-    return _rung(4, len(cases), f"{len(cases) - len(differences)} of {len(cases)} outputs equal, {ties} ties", problems)
+    problems += [
+        f"{case.label}: the score is {best.score:.6g}, the reference's {case.score:.6g}, allowed apart is {allowed:.3g}"
+        for case, best in outputs
+        if best.ids == case.ids and not abs(best.score - case.score) <= allowed < math.inf
+    ]
+    equal, ties = len(outputs) - len(differences), len(differences) - len(real)
+    return _rung(4, len(outputs), f"{equal} of {len(outputs)} outputs equal, {ties} ties", problems)
 
 
 def _rung(rung: int, compared: int, summary: str, problems: list[str]) -> RungResult:

@@ -1,4 +1,4 @@
-"""The three verbs on ONNX Runtime. Tensors stay `OrtValue`s where they were computed; logits alone come back each step."""
+"""The three verbs on ONNX Runtime. Tensors stay `OrtValue`s where they were computed, only logits come back."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from onnxruntime import OrtValue
 from .backend import Array, Cache, IntArray, LayerCache
 from .bundle import Bundle
 from .contract import ENCODE, PREFILL, SELECT, STEP, GraphSpec, TensorSpec, graph_specs
-from .errors import BundleError, ProviderError
+from .errors import BundleError, GraphError, ProviderError
 
 Provider = Literal["cpu", "cuda"]
 EXECUTION_PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -36,8 +36,10 @@ class OrtBackend:
         allow_fallback: Take the CPU where `provider` cannot run the graphs, instead of refusing.
 
     Raises:
-        ProviderError: `provider` is not there, or would leave heavy operators to the CPU.
+        ProviderError: `provider` is not there, or would leave heavy operators to the CPU; or `threads` is less than 1.
         BundleError: ONNX Runtime cannot load a graph.
+
+    Every verb raises `GraphError` when ONNX Runtime gives up on it.
     """
 
     def __init__(
@@ -45,14 +47,17 @@ class OrtBackend:
     ) -> None:
         if provider not in EXECUTION_PROVIDERS:
             raise ProviderError(f"provider is {provider!r}, expected one of {', '.join(EXECUTION_PROVIDERS)}")
-        specs = graph_specs(bundle.passport.dims)
-        self._graphs = {verb: _Graph(spec, bundle.path(verb), provider, threads) for verb, spec in specs.items()}
-        missed = [problem for graph in self._graphs.values() if (problem := graph.missed(provider))]
+        if threads is not None and threads < 1:
+            raise ProviderError(f"threads is {threads}, expected at least 1")
+        self._graphs = _load(bundle, provider, threads)
+        missed = dict.fromkeys(problem for graph in self._graphs.values() if (problem := graph.missed(provider)))
         if missed and not allow_fallback:
             raise ProviderError(
                 f"{provider} was asked for, but would not run this bundle: {'; '.join(missed)}. "
                 "Install what it needs, choose another provider, or allow the fallback to the CPU"
             )
+        if missed:
+            self._graphs = _load(bundle, "cpu", threads)
         self.provider: Provider = "cpu" if missed else provider
         """Where the graphs really run."""
         self._layers = bundle.passport.dims.layers
@@ -93,7 +98,10 @@ class OrtBackend:
 
     def put(self, array: Array) -> OrtValue:
         """See `Backend.put`."""
-        return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._device)
+        # A copy: a value that borrows an array's memory does not keep it alive for those who look into the value.
+        value = OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, self._device)
+        value.update_inplace(np.ascontiguousarray(array))
+        return value
 
     def get(self, tensor: OrtValue) -> Array:
         """See `Backend.get`."""
@@ -114,6 +122,11 @@ class OrtBackend:
         return list(zip(picked[::2], picked[1::2], strict=True))
 
 
+def _load(bundle: Bundle, provider: Provider, threads: int | None) -> "dict[str, _Graph]":
+    specs = graph_specs(bundle.passport.dims)
+    return {verb: _Graph(spec, bundle.path(verb), provider, threads) for verb, spec in specs.items()}
+
+
 class _Graph:
     """One graph in one session."""
 
@@ -125,9 +138,11 @@ class _Graph:
         options.log_severity_level = 4  # what is fatal comes as an exception
         options.enable_mem_pattern = False  # it keeps a plan for every shape that ever came
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        providers = list(dict.fromkeys([EXECUTION_PROVIDERS[provider], EXECUTION_PROVIDERS["cpu"]]))
         if provider == "cuda":
             _load_cuda_libraries()
+        wanted = dict.fromkeys([EXECUTION_PROVIDERS[provider], EXECUTION_PROVIDERS["cpu"]])
+        # ONNX Runtime warns about those that its build does not have; `missed` says it once.
+        providers = [name for name in wanted if name in ort.get_available_providers()]
         try:
             self._session = ort.InferenceSession(path, options, providers=providers)
         except Exception as error:  # ONNX Runtime's own exceptions share no public base
@@ -140,7 +155,10 @@ class _Graph:
             binding.bind_ortvalue_input(spec.name, value)
         for spec in self._spec.outputs:
             binding.bind_output(spec.name, "cpu" if spec.name == "logits" else device)
-        self._session.run_with_iobinding(binding)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise GraphError(f"ONNX Runtime {ort.__version__} gave up in {self._spec.verb}: {error}") from None
         outputs: list[OrtValue] = binding.get_outputs()
         return outputs
 

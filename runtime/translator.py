@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from .bundle import Bundle
-from .errors import GenerationError, InputTooLongError
+from .contract import contract_problems, graph_specs
+from .errors import BundleError, GenerationError, InputTooLongError
 from .generation import GenerationConfig, Hypothesis, generate
 from .session import OrtBackend, Provider
 from .tokenizer import Tokenizer
@@ -27,8 +28,8 @@ class Translation(NamedTuple):
 class Translator:
     """Translates with the three graphs of a bundle.
 
-    Use `Translator.open`. Inputs of any number and length may come together: they are sorted by length, cut into batches
-    by tokens, and come back in their own order. A sentence gets the same output alone and among others.
+    Use `Translator.open`. Inputs of any number and length may come together: they are sorted by length, cut into
+    batches by tokens, and come back in their own order. A sentence gets the same output alone and among others.
     """
 
     def __init__(self, bundle: Bundle, backend: OrtBackend, tokenizer: Tokenizer) -> None:
@@ -54,12 +55,15 @@ class Translator:
             allow_fallback: Take the CPU where `provider` cannot be had, instead of refusing.
 
         Raises:
-            BundleError: the folder is no bundle, or a file does not match the passport.
+            BundleError: the folder is no bundle, a file does not match the passport, or a graph not the contract.
             ProviderError: `provider` would not really be used.
             TokenizerError: the tokenizer's files are damaged.
         """
         bundle = Bundle(Path(path))
         backend = OrtBackend(bundle, provider=provider, threads=threads, allow_fallback=allow_fallback)
+        problems = contract_problems(graph_specs(bundle.passport.dims), backend.found_specs())
+        if problems:
+            raise BundleError(f"the graphs of {path} are not what its passport says: {'; '.join(problems)}")
         return cls(bundle, backend, Tokenizer(bundle.folder))
 
     @property
@@ -91,6 +95,8 @@ class Translator:
             InputTooLongError: a text has more tokens than the model has positions; nothing is translated.
             GenerationError: `config` does not fit the model.
         """
+        if isinstance(texts, str):
+            raise TypeError("texts is one str, expected a list of them")
         results = [Translation("", 0.0, []) for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
         ids = []
@@ -122,6 +128,7 @@ class Translator:
             GenerationError: an input is empty or holds an unknown id, or `config` does not fit the model.
         """
         config = config or self.defaults
+        _check_vocabulary(config.decoder_input_ids, self._passport.dims.vocab_size, "decoder_input_ids", "target")
         for place, row in enumerate(ids):
             self._check_ids(row, place)
         results: list[list[Hypothesis]] = [[] for _ in ids]
@@ -136,18 +143,19 @@ class Translator:
     def _check_ids(self, row: Sequence[int], place: int) -> None:
         if not row:
             raise GenerationError(f"input {place + 1} has no ids, expected at least EOS ({self._passport.special.eos})")
-        vocabulary = self._passport.dims.source_vocab_size
-        if not (0 <= min(row) and max(row) < vocabulary):
-            outside = next(index for index in row if not 0 <= index < vocabulary)
-            raise GenerationError(
-                f"input {place + 1} holds the id {outside}, the source vocabulary has 0 .. {vocabulary - 1}"
-            )
+        _check_vocabulary(row, self._passport.dims.source_vocab_size, f"input {place + 1}", "source")
         self._check_length(row)
 
     def _check_length(self, ids: Sequence[int]) -> None:
         limit = self._passport.dims.max_positions
         if len(ids) > limit:
             raise InputTooLongError(f"the input has {len(ids)} tokens, the model has {limit} positions: split it")
+
+
+def _check_vocabulary(ids: Sequence[int], size: int, what: str, side: str) -> None:
+    outside = next((index for index in ids if not 0 <= index < size), None)
+    if outside is not None:
+        raise GenerationError(f"{what} holds the id {outside}, the {side} vocabulary has 0 .. {size - 1}")
 
 
 def token_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -1,5 +1,8 @@
 """The commands by name. Each parses, calls one function and shows the result."""
 
+import io
+import sys
+
 import click
 
 from .errors import Commands
@@ -14,6 +17,8 @@ from .verify_command import verify_command
 @click.version_option(package_name="seq2onnx", message="seq2onnx %(version)s")
 def main() -> None:
     """Train, export, run and verify sequence-to-sequence Transformers on ONNX Runtime."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as texts are read, whatever the locale says
 
 
 for command in (train_command, export_command, run_command, verify_command, inspect_command):

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from .errors import needs
-from .options import json_option
+from .options import json_option, sentences_option
 
 
 @click.command("export")
@@ -18,9 +18,12 @@ from .options import json_option
     show_default=True,
     help="Of the graphs. From 23 on attention is one operator, before it is spelt out for older runtimes.",
 )
+@sentences_option
 @click.option("--force", is_flag=True, help="Replace the bundle that stands there.")
 @json_option
-def export_command(*, checkpoint: Path, bundle: Path, opset: int, force: bool, as_json: bool) -> None:
+def export_command(
+    *, checkpoint: Path, bundle: Path, opset: int, sentences: Path | None, force: bool, as_json: bool
+) -> None:
     """Export the CHECKPOINT to a BUNDLE: three ONNX graphs over one file of weights, and the exam that they passed.
 
     The graphs are checked, compared with PyTorch over many sizes that were not traced, and sit their exam. When one of
@@ -31,9 +34,9 @@ def export_command(*, checkpoint: Path, bundle: Path, opset: int, force: bool, a
 
         from .render import report_json, show_report, stages
     with stages() as say:
-        report = export_bundle(checkpoint, bundle, opset=opset, force=force, say=say)
+        report = export_bundle(checkpoint, bundle, opset=opset, sentences=sentences, force=force, say=say)
     if as_json:
-        click.echo(report_json(report, bundle))
+        click.echo(report_json(report, bundle, provider="cpu"))
     else:
         show_report(report, tensors=False)
         size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())

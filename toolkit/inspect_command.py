@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from models.transformer import Transformer
     from runtime.tokenizer import Tokenizer
 
+CHECKPOINT = "model.json"
+"""By which a checkpoint is known where torch, and hence `models.checkpoint`, cannot be imported."""
+
 
 @click.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path), metavar="BUNDLE|CHECKPOINT")
@@ -28,6 +31,8 @@ def inspect_command(*, path: Path, text: str | None, as_json: bool) -> None:
     from runtime.bundle import PASSPORT, Bundle
 
     is_bundle = (path / PASSPORT).exists()
+    if not is_bundle and not (path / CHECKPOINT).exists():
+        raise click.ClickException(f"{path} is neither bundle nor checkpoint: it has no {PASSPORT} and no {CHECKPOINT}")
     if text is not None:
         _shapes(path, text, is_bundle=is_bundle, as_json=as_json)
     elif is_bundle:

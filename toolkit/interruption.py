@@ -1,11 +1,14 @@
 """Ctrl-C and SIGTERM as a polite request: finish what is half done, then stop."""
 
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ECHO_SECONDS = 0.5
+"""A launcher passes the terminal's Ctrl-C on to processes that have had it already; nobody means it twice so soon."""
 
 
 class Interruption:
@@ -22,6 +25,7 @@ class Interruption:
         """What came, if anything."""
         self._notify = notify
         self._asked = False
+        self._noted_at = 0.0
 
     def __call__(self) -> bool:
         """Whether to stop now."""
@@ -40,9 +44,10 @@ class Interruption:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self._asked and self.signal is None:
-            self.signal = signal.Signals(number)
+            self.signal, self._noted_at = signal.Signals(number), time.monotonic()
             self._notify()
         elif number == signal.SIGINT:
-            raise KeyboardInterrupt
+            if self.signal is None or time.monotonic() - self._noted_at >= ECHO_SECONDS:
+                raise KeyboardInterrupt
         elif self.signal is None:
             raise SystemExit(128 + number)

@@ -1,5 +1,6 @@
 """Lines of text from arguments, a file or standard input, in windows that are translated together."""
 
+import os
 import queue
 import threading
 from collections.abc import Iterable, Iterator
@@ -37,19 +38,24 @@ def windows(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 def live_windows(stream: BinaryIO) -> Iterator[list[Line]]:
     """Lines as they arrive on `stream`: a slow writer gets each line answered, a fast one fills windows."""
-    arrived: queue.Queue[Line | None] = queue.Queue(2 * WINDOW)
+    arrived: queue.Queue[Line | OSError | None] = queue.Queue(2 * WINDOW)
+    # The thread may still wait for a line when the program ends, and Python cannot close a stream that is being read.
+    private = os.fdopen(os.dup(stream.fileno()), "rb")
 
     def read() -> None:
-        for line in numbered(stream):
-            arrived.put(line)
-        arrived.put(None)
+        try:
+            for line in numbered(private):
+                arrived.put(line)
+            arrived.put(None)
+        except OSError as error:
+            arrived.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     while window := _arrived(arrived):
         yield window
 
 
-def _arrived(lines: "queue.Queue[Line | None]") -> list[Line]:
+def _arrived(lines: "queue.Queue[Line | OSError | None]") -> list[Line]:
     """What is there already, but for the first line, which is waited for; nothing at the end."""
     window: list[Line] = []
     while not window or (len(window) < WINDOW and not lines.empty()):
@@ -57,5 +63,7 @@ def _arrived(lines: "queue.Queue[Line | None]") -> list[Line]:
         if line is None:
             lines.put(None)  # for the call after this one
             break
+        if isinstance(line, OSError):
+            raise line
         window.append(line)
     return window

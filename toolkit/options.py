@@ -19,6 +19,13 @@ bundle_option = click.option(
     help="The bundle to translate with.",
 )
 
+sentences_option = click.option(
+    "--sentences",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Source sentences that the exam asks for, one a line, instead of the checkpoint's own.",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

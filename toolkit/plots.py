@@ -34,7 +34,7 @@ def plot_metrics(metrics: Sequence[Metrics], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     panels[-1].set_xlabel("epoch")
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[-1].set_xlim(left=0)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)

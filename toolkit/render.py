@@ -85,10 +85,11 @@ def show_report(report: Report, *, tensors: bool) -> None:
     out.print("PASS" if report.passed else "FAIL", style="bold green" if report.passed else "bold red")
 
 
-def report_json(report: Report, bundle: Path, seed: int | None = None) -> str:
+def report_json(report: Report, bundle: Path, *, provider: str, seed: int | None = None) -> str:
     """`report` for machines."""
     content = {
         "bundle": str(bundle),
+        "provider": provider,
         "passed": report.passed,
         "seed": seed,
         **msgspec.to_builtins(report),

@@ -59,8 +59,8 @@ def run_command(
     r"""Translate each TEXT, the lines of a file, or the lines of standard input as they come.
 
     Output lines stand in the order of the input. A line that cannot be translated leaves an empty line, a message on
-    standard error, and exit code 1; the others go on. With --n-best above 1 each output has a line of its own: number of
-    the input line, score, text, separated by tabs.
+    standard error, and exit code 1; the others go on. With --n-best above 1 each output has a line of its own: number
+    of the input line, score, text, separated by tabs.
 
     \b
     toolkit run "我爱猫。"
@@ -134,7 +134,11 @@ def _windows(texts: tuple[str, ...], file: Path | None) -> Iterator[list[Line]]:
     elif file:
         with file.open("rb") as stream:
             yield from windows(numbered(stream))
+    elif sys.stdin is None:  # closed by the caller
+        raise click.UsageError("there is no standard input: give TEXT or --file")
     else:
+        if sys.stdin.isatty():
+            click.echo("Type a line to translate it, Ctrl-D to end.", err=True)
         yield from live_windows(sys.stdin.buffer)
 
 
@@ -161,8 +165,9 @@ def _print(outcome: Outcome, *, as_json: bool, n_best: int) -> None:
 
 def _progress(file: Path | None) -> Any:
     """A bar over the lines of `file` where there is one and somebody looks; yields what to call with lines done."""
-    if file is None or not sys.stderr.isatty() or sys.stdout.isatty():
-        return nullcontext(lambda lines: None)
+    # A pipe can be read only once, and results and a bar on the same screen would overwrite each other.
+    if file is None or not file.is_file() or not sys.stderr.isatty() or sys.stdout.isatty():
+        return nullcontext(lambda _: None)
     from .render import line_progress
 
     with file.open("rb") as stream:

@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import torch
 from accelerate import PartialState
-from accelerate.utils import reduce
+from accelerate.utils import parse_flag_from_env
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from safetensors import SafetensorError
 
 from exporters.reference import TorchBackend
 from models.checkpoint import WEIGHTS_FILE, load_checkpoint
@@ -26,6 +25,10 @@ from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
 from .config import CONFIG_FILE, RunConfig, changed_settings, load_run_config, to_toml
 from .corpus import Encoded, TextPair, encode_pairs, read_pairs, train_tokenizer
 from .errors import one_line
+
+SENTENCES = "sentences.txt"
+"""Beside a checkpoint, where the exporter looks for them; its module needs more than training does."""
+EXAM_SENTENCES = 20
 
 
 def train(
@@ -58,8 +61,8 @@ def train(
     texts = read_pairs(data / name for name in config.data.train)
     held_out_texts = read_pairs(data / name for name in config.data.valid)
     # Several processes may share the folder: the first one writes what the others read.
-    with PartialState().main_process_first():
-        if PartialState().is_main_process:
+    with processes().main_process_first():
+        if processes().is_main_process:
             _prepare_folder(config, texts, resume=resume, say=say)
         tokenizer = Tokenizer(folder / BEST)
     torch.manual_seed(config.training.seed)
@@ -71,6 +74,8 @@ def train(
     positions = model.config.max_positions
     pairs = encode_pairs(texts, tokenizer, min(config.data.max_tokens, positions))
     held_out = encode_pairs(held_out_texts, tokenizer, positions)
+    if processes().is_main_process:
+        _write_exam_sentences(held_out.texts, folder / BEST)
     say(_data_line(len(texts), len(pairs.ids), len(held_out_texts), len(held_out.ids)))
     size = sum(parameter.numel() for parameter in model.parameters())
     say(f"model: {size:,} parameters, vocabulary of {model.config.vocab_size:,}")
@@ -82,12 +87,15 @@ def train(
         folder,
         score=translation_scorer(held_out, tokenizer, bleu),
         observe=observe,
-        should_stop=_agreed(should_stop),
+        should_stop=should_stop,
     )
-    try:
-        return trainer.run(resume=resume)
-    except SafetensorError as error:
-        raise OSError(f"{folder}: {error}") from None
+    return trainer.run(resume=resume)
+
+
+def processes() -> PartialState:
+    """Which of the processes of this run is this one."""
+    # As the trainer's Accelerator asks; who asks first decides.
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
 def check_folder(config: RunConfig, *, resume: bool) -> None:
@@ -131,6 +139,13 @@ def _prepare_folder(config: RunConfig, texts: Sequence[TextPair], *, resume: boo
         train_tokenizer(texts, config.tokenizer, best)
 
 
+def _write_exam_sentences(held_out: Sequence[TextPair], best: Path) -> None:
+    """Leave some sentences with the checkpoint, from all over the held-out text, for the exam of an export."""
+    spread = held_out[:: max(1, len(held_out) // EXAM_SENTENCES)][:EXAM_SENTENCES]
+    with replacing(best / SENTENCES) as path:
+        path.write_text("".join(f"{' '.join(pair.source.split())}\n" for pair in spread), "utf-8")
+
+
 def _model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
     special = tokenizer.special
     from_tokenizer = {
@@ -146,19 +161,6 @@ def _data_line(texts: int, pairs: int, held_out_texts: int, held_out: int) -> st
     left_out = texts - pairs, held_out_texts - held_out
     note = "; left out as too long: {:,} and {:,}".format(*left_out) if any(left_out) else ""
     return f"data: {pairs:,} pairs to train on, {held_out:,} held out{note}"
-
-
-def _agreed(should_stop: Callable[[], bool]) -> Callable[[], bool]:
-    """Lets all processes stop after the same step, although a signal reaches each at its own time."""
-    state = PartialState()
-    if state.num_processes == 1:
-        return should_stop
-
-    def any_should_stop() -> bool:
-        total: torch.Tensor = reduce(torch.tensor(float(should_stop()), device=state.device), "sum")
-        return bool(total.item() > 0)
-
-    return any_should_stop
 
 
 def bleu_score(tokenizer: str) -> BLEU:

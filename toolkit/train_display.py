@@ -29,14 +29,13 @@ class Display:
     def __init__(self, epochs: int, *, bar: bool, quiet: bool) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._epochs = epochs
-        self._status = "preparing"
         self._stopping = False
         self._progress = Progress(
             TaskProgressColumn(),
             BarColumn(bar_width=None),
             TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(compact=True),
-            TextColumn("left"),
+            TextColumn("{task.fields[left]}"),
             console=self._console,
             transient=True,
             expand=True,
@@ -44,8 +43,7 @@ class Display:
             speed_estimate_period=3600,
             disable=not (bar and sys.stderr.isatty() and self._console.is_interactive),
         )
-        self._task = self._progress.add_task("preparing", total=None)
-        self._started = False
+        self._task = self._progress.add_task("preparing", total=None, left="")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -74,12 +72,10 @@ class Display:
         self._progress.update(self._task, description="stopping after this step, Ctrl-C again to abort")
 
     def _move(self, metrics: StepMetrics) -> None:
-        if not self._started:
-            # A resumed run begins in the middle, which says nothing about speed.
-            self._progress.update(self._task, total=self._epochs, completed=metrics.epoch)
-            self._progress.reset(self._task, completed=metrics.epoch)
+        # The first total starts the bar's clock: where a resumed run begins says nothing about its speed.
+        self._progress.update(self._task, total=self._epochs, completed=metrics.epoch, left="left")
         if not self._stopping:
-            self._progress.update(self._task, completed=metrics.epoch, description=step_line(metrics, self._epochs))
+            self._progress.update(self._task, description=step_line(metrics, self._epochs))
 
 
 def summary(metrics: Sequence[Metrics], progress: RunProgress, folder: Path) -> list[str]:

@@ -1,0 +1,57 @@
+"""What several test modules share. Torch is imported inside fixtures alone: the tests of `runtime` pass without it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from runtime_support import TINY, tiny_copy
+
+from runtime.bundle import Bundle
+from runtime.exam import Exam, load_exam
+from runtime.session import OrtBackend
+from runtime.translator import Translator
+
+if TYPE_CHECKING:
+    from exporters_support import Export
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A copy of the bundle in tests/data that may be tampered with."""
+    return tiny_copy(tmp_path / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle() -> Bundle:
+    return Bundle(TINY)
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny_bundle: Bundle) -> OrtBackend:
+    return OrtBackend(tiny_bundle, threads=1)
+
+
+@pytest.fixture(scope="session")
+def exam(tiny_bundle: Bundle) -> Exam:
+    return load_exam(tiny_bundle.path("exam"))
+
+
+@pytest.fixture(scope="session")
+def translator() -> Translator:
+    return Translator.open(TINY, threads=1)
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], Export]":
+    """Exports of `exporters_support.VARIANTS` by name, each made when it is first asked for."""
+    from exporters_support import make_export
+
+    made: dict[str, Export] = {}
+
+    def export(name: str) -> "Export":
+        if name not in made:
+            made[name] = make_export(name, tmp_path_factory.mktemp("export"))
+        return made[name]
+
+    return export

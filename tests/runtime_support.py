@@ -1,0 +1,95 @@
+"""The trained bundle in tests/data, copies that were tampered with, and a backend that can be twisted; no torch."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runtime.backend import Array, Cache, IntArray, LayerCache
+from runtime.bundle import PASSPORT, Bundle
+from runtime.contract import graph_specs
+from runtime.exam import Exam, TokenCase
+from runtime.generation import Hypothesis, generate
+from runtime.parity import Report, sit
+from runtime.session import OrtBackend
+
+TINY = Path(__file__).parent / "data" / "tiny"
+"""A model of 31 thousand weights that reverses letters: "a b c d e" to "e d c b a"."""
+POSITIONS, VOCABULARY = 24, 45
+STRUCTURE, CACHE, GRAPH, ROLLOUT, TOKENS = range(5)
+"""The rungs."""
+
+
+def tiny_copy(folder: Path) -> Path:
+    """A copy of the bundle that may be tampered with."""
+    shutil.copytree(TINY, folder)
+    return folder
+
+
+def edit_passport(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Let `edit` change the passport of the bundle in `folder`, digests of files left alone."""
+    passport = json.loads((folder / PASSPORT).read_text("utf-8"))
+    edit(passport)
+    (folder / PASSPORT).write_text(json.dumps(passport), "utf-8")
+
+
+class Delegate:
+    """A backend that does what `inner` does. Faults are subclasses; they see arrays through `changed`."""
+
+    def __init__(self, inner: OrtBackend) -> None:
+        self.inner = inner
+
+    def encode(self, input_ids: Any, attention_mask: Any) -> Any:
+        return self.inner.encode(input_ids, attention_mask)
+
+    def prefill(self, input_ids: Any, memory: Any, encoder_attention_mask: Any) -> tuple[Any, Cache[Any]]:
+        return self.inner.prefill(input_ids, memory, encoder_attention_mask)
+
+    def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
+        return self.inner.step(input_ids, encoder_attention_mask, cache)
+
+    def reorder(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
+        return self.inner.reorder(cache, rows)
+
+    def select(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
+        return self.inner.select(cache, rows)
+
+    def put(self, array: Array) -> Any:
+        return self.inner.put(array)
+
+    def get(self, tensor: Any) -> Array:
+        return self.inner.get(tensor)
+
+    def changed(self, tensor: Any, change: Callable[[Array], Array]) -> Any:
+        """`tensor` after `change`, which may write into the array that it gets."""
+        return self.put(change(self.get(tensor).copy()))
+
+    def changed_caches(self, cache: Cache[Any], names: tuple[str, ...], change: Callable[[Array], Array]) -> Cache[Any]:
+        """`cache` with the tensors of `names` changed in every layer."""
+        return tuple(
+            LayerCache(
+                *(self.changed(tensor, change) if name in names else tensor for name, tensor in layer._asdict().items())
+            )
+            for layer in cache
+        )
+
+
+def judge(bundle: Bundle, exam: Exam, backend: Any) -> Report:
+    """What the ladder says about `backend`, which runs `bundle`."""
+    passport = bundle.passport
+    specs = graph_specs(passport.dims)
+
+    def search(case: TokenCase) -> Hypothesis:
+        ((best, *_),) = generate(backend, [case.source_ids], case.config, passport.special, passport.dims.max_positions)
+        return best
+
+    return sit(exam, backend, search, specs, specs)
+
+
+def failed(report: Report) -> list[int]:
+    """The rungs that were not climbed. A report that failed one has not passed, and says why."""
+    rungs = [rung.rung for rung in report.rungs if not rung.passed]
+    assert report.passed == (not rungs)
+    assert all(rung.problems for rung in report.rungs if not rung.passed)
+    return rungs

@@ -1,0 +1,89 @@
+"""What the documentation says about commands is what the commands do."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from toolkit.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "tests/data/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+PAGES += sorted((ROOT / "models/pretrained").glob("*/README.md"))
+
+
+def code_lines(page: Path) -> list[str]:
+    """Lines of the page's shell blocks, comments cut off."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    joined = re.sub(r"\\\n", " ", "".join(blocks))
+    return [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip()]
+
+
+SHOWN = [
+    (page, part) for page in PAGES for line in code_lines(page) for part in line.split(" | ") if "toolkit " in part
+]
+
+
+@pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{page.name}: {line}" for page, line in SHOWN])
+def test_a_command_shown_in_the_docs_parses(page: Path, line: str) -> None:
+    words = shlex.split(line.split(" > ")[0])
+    name, *arguments = words[words.index("toolkit") + 1 :]
+    command = main.commands.get(name)
+    assert command is not None, f"{page.name} shows toolkit {name}, which does not exist"
+    command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_every_command_and_option_is_described(name: str) -> None:
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
+    section = page.split(f"## toolkit {name}\n")[1].split("\n## ")[0]
+    described = set(re.findall(r"`(--[a-z-]+)", section))
+    options = {
+        option for parameter in main.commands[name].params for option in parameter.opts if option.startswith("--")
+    }
+    assert options - {"--help"} == described
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_quick_start_is_two_commands() -> None:
+    assert [line.split("#")[0].strip() for line in code_lines(ROOT / "README.md")][:2] == ["make demo", "make test"]
+    first_block = re.search(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert first_block is not None
+    assert len(first_block[1].strip().splitlines()) == 2
+
+
+def test_every_make_target_that_the_docs_name_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"`make ([a-z]+)`", page.read_text("utf-8")))
+        assert named <= targets
+
+
+def test_every_setting_is_described() -> None:
+    pytest.importorskip("torch", reason="the settings of a training run are read from the training code")
+    from models.config import ModelConfig
+    from models.training import TrainingConfig
+    from toolkit.config import FROM_TOKENIZER, DataConfig, OutputConfig, TokenizerConfig
+
+    page = (ROOT / "docs/training.md").read_text("utf-8")
+    for struct in (DataConfig, OutputConfig, TokenizerConfig, TrainingConfig):
+        assert not [name for name in struct.__struct_fields__ if f"`{name}`" not in page]
+    own = [name for name in ModelConfig.__struct_fields__ if name not in FROM_TOKENIZER]
+    assert not [name for name in own if f"`{name}`" not in page]
+
+
+def test_click_is_what_parses() -> None:
+    with pytest.raises(click.UsageError):
+        main.commands["run"].make_context("run", ["--no-such-option"])

@@ -1,0 +1,292 @@
+"""Planted faults: each fails on the lowest rung of the ladder that can see it."""
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from runtime_support import GRAPH, ROLLOUT, TOKENS, Delegate, failed, judge
+
+from runtime.backend import Array, Cache, IntArray, LayerCache
+from runtime.bundle import Bundle
+from runtime.exam import Exam
+from runtime.parity import graph_results
+from runtime.session import OrtBackend
+
+OUTPUTS = ["encoder_key", "encoder_value", "decoder_key", "decoder_value"]
+
+
+# One wrong element
+
+
+def one_wrong(array: Array) -> Array:
+    array.flat[array.size // 2] += 1e-3
+    return array
+
+
+class WrongMemory(Delegate):
+    def encode(self, input_ids: Any, attention_mask: Any) -> Any:
+        return self.changed(super().encode(input_ids, attention_mask), one_wrong)
+
+
+class WrongPrefillLogit(Delegate):
+    def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().prefill(*inputs)
+        return self.changed(logits, one_wrong), cache
+
+
+class WrongStepLogit(Delegate):
+    def step(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().step(*inputs)
+        return self.changed(logits, one_wrong), cache
+
+
+@pytest.mark.parametrize("fault", [WrongMemory, WrongPrefillLogit, WrongStepLogit])
+def test_one_wrong_element_fails_on_the_graph_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, fault: type[Delegate]
+) -> None:
+    assert failed(judge(tiny_bundle, exam, fault(tiny_backend)))[0] == GRAPH
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_one_wrong_element_in_a_cache_of_prefill_fails_on_the_graph_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, name: str
+) -> None:
+    class Fault(Delegate):
+        def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+            logits, cache = super().prefill(*inputs)
+            return logits, self.changed_caches(cache, (name,), one_wrong)
+
+    report = judge(tiny_bundle, exam, Fault(tiny_backend))
+    assert failed(report)[0] == GRAPH
+    (problem,) = report.rungs[GRAPH].problems
+    assert problem.startswith(f"prefill: present.0.{name.replace('_', '.')} is 0.001 from the reference")
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("name", OUTPUTS[2:])
+def test_one_wrong_element_of_a_grown_cache_fails_in_the_past_and_in_the_new_position(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, name: str, place: int
+) -> None:
+    def wrong(array: Array) -> Array:
+        array[0, 0, place, 0] += 1e-3
+        return array
+
+    class Fault(Delegate):
+        def step(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+            logits, cache = super().step(*inputs)
+            return logits, self.changed_caches(cache, (name,), wrong)
+
+    report = judge(tiny_bundle, exam, Fault(tiny_backend))
+    assert failed(report)[0] == GRAPH
+    assert f"step: present.0.{name.replace('_', '.')}" in report.rungs[GRAPH].problems[0]
+
+
+# Wrong wiring
+
+
+class SwappedInPrefill(Delegate):
+    def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().prefill(*inputs)
+        return logits, tuple(LayerCache(layer[1], layer[0], *layer[2:]) for layer in cache)
+
+
+class SwappedInStep(Delegate):
+    def step(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().step(*inputs)
+        return logits, tuple(LayerCache(layer[1], layer[0], *layer[2:]) for layer in cache)
+
+
+class TransposedCache(Delegate):
+    """Keys and values in another memory layout under the right shape."""
+
+    def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().prefill(*inputs)
+        turned = self.changed_caches(
+            cache, ("decoder_key", "decoder_value"), lambda array: array.transpose(0, 2, 1, 3).reshape(array.shape)
+        )
+        return logits, turned
+
+
+class TransposedShape(Delegate):
+    def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().prefill(*inputs)
+        return logits, self.changed_caches(cache, ("encoder_key",), lambda array: array.transpose(0, 2, 1, 3))
+
+
+class PositionOffByOne(Delegate):
+    """A step that takes itself to be one position earlier than it is."""
+
+    def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
+        if cache[0].decoder_key.shape()[2] < 2:
+            return super().step(input_ids, encoder_attention_mask, cache)
+        names = ("decoder_key", "decoder_value")
+        shorter = self.changed_caches(cache, names, lambda array: array[:, :, 1:])
+        logits, grown = super().step(input_ids, encoder_attention_mask, shorter)
+        whole = [
+            LayerCache(
+                *(
+                    self.put(np.concatenate([self.get(before)[:, :, :1], self.get(after)], 2))
+                    for before, after in zip(old[:2], new[:2], strict=True)
+                ),
+                *old[2:],
+            )
+            for old, new in zip(cache, grown, strict=True)
+        ]
+        return logits, tuple(whole)
+
+
+class StaleCrossCache(Delegate):
+    """Steps that read the source of the first batch of that size for ever."""
+
+    def __init__(self, inner: OrtBackend) -> None:
+        super().__init__(inner)
+        self._kept: dict[tuple[int, ...], Cache[Any]] = {}
+
+    def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
+        stale = self._kept.setdefault(tuple(cache[0].encoder_key.shape()), cache)
+        mixed = tuple(LayerCache(*layer[:2], *old[2:]) for layer, old in zip(cache, stale, strict=True))
+        logits, grown = super().step(input_ids, encoder_attention_mask, mixed)
+        return logits, tuple(LayerCache(*new[:2], *layer[2:]) for new, layer in zip(grown, cache, strict=True))
+
+
+class MissingOutput(Delegate):
+    def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().prefill(*inputs)
+        return logits, cache[:-1]
+
+
+class NoMask(Delegate):
+    """An encoder that reads padding."""
+
+    def encode(self, input_ids: Any, attention_mask: Any) -> Any:
+        return super().encode(input_ids, self.changed(attention_mask, np.ones_like))
+
+
+@pytest.mark.parametrize(
+    "fault", [SwappedInPrefill, SwappedInStep, TransposedCache, TransposedShape, PositionOffByOne, NoMask]
+)
+def test_wrong_wiring_fails_on_the_graph_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, fault: type[Delegate]
+) -> None:
+    assert failed(judge(tiny_bundle, exam, fault(tiny_backend)))[0] == GRAPH
+
+
+def test_a_stale_cross_cache_fails_on_the_rollout_rung_at_the_latest(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+) -> None:
+    assert failed(judge(tiny_bundle, exam, StaleCrossCache(tiny_backend)))[0] in (GRAPH, ROLLOUT)
+
+
+def test_a_missing_output_fails_on_the_graph_rung(tiny_backend: OrtBackend, exam: Exam) -> None:
+    cases = [case for case in exam.graphs if case.verb == "prefill"]
+    results = {result.tensor: result for result in graph_results(cases, MissingOutput(tiny_backend))}
+    assert results["logits"].passed
+    assert results["present.0.decoder.key"].error == math.inf
+    assert not results["present.0.decoder.key"].passed
+
+
+# Faults that only a chain shows
+
+
+class CrossCacheLostOnTheWay(Delegate):
+    """Each step is right, but hands on a cross-attention cache of zeros."""
+
+    def step(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().step(*inputs)
+        return logits, self.changed_caches(cache, ("encoder_key", "encoder_value"), np.zeros_like)
+
+
+class WrongAtOnePast(Delegate):
+    """Right for every past that a graph case asks for, wrong for one of the others."""
+
+    def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
+        logits, grown = super().step(input_ids, encoder_attention_mask, cache)
+        wrong = cache[0].decoder_key.shape()[2] == 17
+        return self.changed(logits, lambda array: array + 0.01) if wrong else logits, grown
+
+
+class NanInTheChain(WrongAtOnePast):
+    def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
+        logits, grown = Delegate.step(self, input_ids, encoder_attention_mask, cache)
+        wrong = cache[0].decoder_key.shape()[2] == 17
+        return self.changed(logits, lambda array: array * np.nan) if wrong else logits, grown
+
+
+@pytest.mark.parametrize("fault", [CrossCacheLostOnTheWay, WrongAtOnePast, NanInTheChain])
+def test_a_fault_of_the_chain_fails_on_the_rollout_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, fault: type[Delegate]
+) -> None:
+    assert failed(judge(tiny_bundle, exam, fault(tiny_backend)))[0] == ROLLOUT
+
+
+def test_the_rollout_names_the_first_position_that_is_wrong(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+) -> None:
+    report = judge(tiny_bundle, exam, WrongAtOnePast(tiny_backend))
+    assert report.rungs[ROLLOUT].problems[0].startswith("at position 17 the error is 0.01")
+    assert math.isnan(judge(tiny_bundle, exam, NanInTheChain(tiny_backend)).drift[17])
+
+
+# Faults of the search alone
+
+
+class LostRows(Delegate):
+    """Beams go on with the cache of another beam."""
+
+    def reorder(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
+        return super().reorder(cache, rows[::-1])
+
+
+class OneBeamOnly(Delegate):
+    def select(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
+        return self.changed_caches(super().select(cache, rows), ("encoder_key", "encoder_value"), np.zeros_like)
+
+
+@pytest.mark.parametrize("fault", [LostRows, OneBeamOnly])
+def test_a_fault_of_moving_caches_fails_on_the_token_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, fault: type[Delegate]
+) -> None:
+    assert failed(judge(tiny_bundle, exam, fault(tiny_backend))) == [TOKENS]
+
+
+# NaN
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("case", range(3))
+def test_a_number_that_is_none_fails_in_whichever_case_it_comes(
+    tiny_backend: OrtBackend, exam: Exam, case: int, number: float
+) -> None:
+    """The other cases, before and after, must not hide it."""
+    cases = [question for question in exam.graphs if question.verb == "encode"]
+    seen = iter(range(3))
+
+    class Fault(Delegate):
+        def encode(self, *inputs: Any) -> Any:
+            memory = super().encode(*inputs)
+            return self.changed(memory, lambda array: array * number) if next(seen) == case else memory
+
+    (result,) = graph_results(cases, Fault(tiny_backend))
+    assert not result.error < math.inf
+    assert not result.passed
+    assert result.worst == cases[case].label
+
+
+def test_a_reference_that_is_not_a_number_passes_nothing(tiny_backend: OrtBackend, exam: Exam) -> None:
+    case = next(case for case in exam.graphs if case.verb == "encode")
+    broken = msgspec.structs.replace(
+        case, reference={"last_hidden_state": case.reference["last_hidden_state"] * np.nan}
+    )
+    assert not graph_results([broken], tiny_backend)[0].passed
+
+
+@pytest.mark.parametrize("own_error", [math.nan, math.inf])
+def test_an_error_of_pytorch_that_is_no_number_earns_nothing(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, own_error: float
+) -> None:
+    graphs = [msgspec.structs.replace(case, own_error=dict.fromkeys(case.own_error, own_error)) for case in exam.graphs]
+    rollouts = [msgspec.structs.replace(case, own_error=[own_error] * len(case.own_error)) for case in exam.rollouts]
+    changed = msgspec.structs.replace(exam, graphs=graphs, rollouts=rollouts)
+    assert failed(judge(tiny_bundle, changed, tiny_backend)) == [GRAPH, ROLLOUT, TOKENS]

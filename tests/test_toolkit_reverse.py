@@ -1,0 +1,85 @@
+"""The whole chain on a task that needs no data: a tiny model learns to reverse sequences of letters."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from models.checkpoint import load_checkpoint
+from runtime.tokenizer import Tokenizer
+from toolkit.corpus import TextPair, read_pairs
+from toolkit.train import translate_ids
+
+ROOT = Path(__file__).parent.parent
+# More threads make so small a model no faster, and slower where others use the CPUs too.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+class Trained(NamedTuple):
+    data: Path
+    run: Path
+    output: str
+    """What the command showed."""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.run / "best"
+
+    @property
+    def test(self) -> list[TextPair]:
+        return read_pairs([self.data / "test.tsv"])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("reverse")
+    data, run = folder / "data", folder / "run"
+    generate(data)
+    settings = ["--set", f"data.folder={data}", "--set", f"output.folder={run}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit", "train", "--config", "examples/reverse.toml", *settings],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return Trained(data, run, done.stderr)
+
+
+def generate(folder: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "examples/reverse.py", folder], check=True)
+
+
+def test_the_same_seed_gives_the_same_data_and_no_sequence_stands_in_two_files(tmp_path: Path) -> None:
+    generate(tmp_path / "first")
+    generate(tmp_path / "second")
+    seen: set[str] = set()
+    for name, size in (("train", 10_000), ("valid", 200), ("test", 500)):
+        file = tmp_path / "first" / f"{name}.tsv"
+        assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
+        pairs = read_pairs([file])
+        sources = {pair.source for pair in pairs}
+        assert len(pairs) == len(sources) == size
+        assert not sources & seen
+        assert all(pair.target == pair.source[::-1] for pair in pairs)
+        seen |= sources
+
+
+def test_a_letter_is_one_piece(trained: Trained) -> None:
+    tokenizer = Tokenizer(trained.checkpoint)
+    for pair in trained.test:
+        assert len(tokenizer.encode(pair.source)) == len(pair.source.split()) + 1  # and EOS
+
+
+def test_the_model_reverses_sequences_that_it_has_never_seen(trained: Trained) -> None:
+    model, tokenizer = load_checkpoint(trained.checkpoint), Tokenizer(trained.checkpoint)
+    sources = [tokenizer.encode(pair.source) for pair in trained.test]
+    outputs = translate_ids(model, sources, tokenizer, size=len(sources))
+    right = sum(output == pair.target for output, pair in zip(outputs, trained.test, strict=True))
+    assert right / len(trained.test) > 0.95, f"{right} of {len(trained.test)} are right"
