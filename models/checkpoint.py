@@ -1,4 +1,4 @@
-"""A checkpoint is a folder: `model.json` (the settings), `model.safetensors` (the weights), and the tokenizer's files."""
+"""A checkpoint is a folder: settings in `model.json`, weights in `model.safetensors`, and the tokenizer's files."""
 
 from collections.abc import Sequence
 from pathlib import Path

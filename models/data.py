@@ -98,7 +98,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
 
 def training_loader(pairs: Sequence[Pair], sampler: TokenBatchSampler, config: ModelConfig) -> "DataLoader[Pair]":
-    """A loader of `Batch` in the sampler's order. Its own generator keeps it from drawing on the global random state."""
+    """A loader of `Batch` in the sampler's order; its own generator keeps it off the global random state."""
     return DataLoader(
         pairs,  # type: ignore[arg-type]  # any sequence is a map-style dataset
         batch_sampler=sampler,

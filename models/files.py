@@ -8,10 +8,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; on success it takes the place of `path` in one move, on failure it is removed."""
+    """Yield a temporary path to write to: it takes the place of `path` in one move, or is removed on failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

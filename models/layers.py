@@ -1,9 +1,11 @@
-"""The parts of the Transformer, in the order of section 3 of the paper: attention, feed-forward, norm, embedding, positions.
+"""The parts of the Transformer, in the order of section 3 of the paper.
 
-Letters: B batch, S source, T target of this call, X queries, Y keys, H heads, D head size, E model width, F feed-forward width.
+Letters: B batch, S source, T target of this call, X queries, Y keys, H heads, D head size, E model width,
+F feed-forward width.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -105,10 +107,11 @@ class MultiHeadAttention(nn.Module):
         return joined
 
     def _split(self, states: Tensor) -> Tensor:
-        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, X, D)
+        batch, length, width = states.shape
+        return states.view(batch, length, self.heads, width // self.heads).transpose(1, 2)  # (B, H, X, D)
 
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 class FeedForward(nn.Module):
@@ -140,12 +143,16 @@ class Residual(nn.Module):
 
     def before(self, states: Tensor) -> Tensor:
         """What the sub-layer reads."""
-        return self.norm(states) if self.pre_norm else states
+        return self._normed(states) if self.pre_norm else states
 
     def after(self, states: Tensor, output: Tensor) -> Tensor:
         """What leaves the sub-layer."""
-        total = states + self.dropout(output)
-        return total if self.pre_norm else self.norm(total)
+        total: Tensor = states + self.dropout(output)
+        return total if self.pre_norm else self._normed(total)
+
+    def _normed(self, states: Tensor) -> Tensor:
+        normed: Tensor = self.norm(states)
+        return normed
 
 
 class Positions(nn.Module):
@@ -164,7 +171,7 @@ class Positions(nn.Module):
         """Vectors `(T, E)` of positions start .. start + T - 1."""
         if not torch.compiler.is_compiling() and start + length > self.table.shape[0]:
             raise SequenceTooLongError(
-                f"a sequence reaches position {start + length}, the model's position table ends at {self.table.shape[0]}"
+                f"a sequence reaches position {start + length}, the model's table ends at {self.table.shape[0]}"
             )
         return self.table[start : start + length]
 

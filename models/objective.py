@@ -1,5 +1,7 @@
 """What training minimises, and the pace at which it walks."""
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,4 +26,4 @@ def inverse_square_root(step: int, peak: float, warmup_steps: int) -> float:
 
     Section 5.3's formula is this one with `peak = (d_model * warmup_steps) ** -0.5`.
     """
-    return peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5)
+    return peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))

@@ -99,8 +99,9 @@ Scorer = Callable[[Transformer], dict[str, float]]
 class Trainer:
     """Trains one model into one folder.
 
-    The folder receives `metrics.jsonl`, `state.safetensors` (for `resume`), `epochs/` (the last few epochs' weights) and
-    `best/`, a checkpoint of the epoch, or average of epochs, with the best first score (without a scorer: the lowest loss).
+    The folder receives `metrics.jsonl`, `state.safetensors` (for `resume`), `epochs/` (the last epochs' weights) and
+    `best/`: a checkpoint of the epoch, or average of epochs, with the best first score, without a scorer the lowest
+    loss.
 
     Args:
         model: Its present weights are the starting point, so that fine-tuning is training of a loaded checkpoint.
@@ -122,7 +123,7 @@ class Trainer:
         folder: Path,
         *,
         score: Scorer | None = None,
-        observe: Callable[[Metrics], None] = lambda metrics: None,
+        observe: Callable[[Metrics], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         if not pairs or not held_out:
@@ -208,7 +209,7 @@ class Trainer:
         value = loss.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
             raise TrainingDivergedError(
-                f"training diverged at step {self.progress.step}: loss {value}, gradient norm {norm.item()}, learning rate "
+                f"training diverged at step {self.progress.step}: loss {value}, gradient norm {norm.item()}, rate "
                 f"{self._rate():.3g}; lower training.learning_rate or raise training.warmup_steps, then start again"
             )
         self._optimizer.step()

@@ -1,4 +1,4 @@
-"""Beam search with the semantics of transformers' `generate`, option by option; sentences leave the batch when they are done.
+"""Beam search with the semantics of transformers' `generate`, option by option.
 
 Letters: B sentences still in the batch, K beams, V vocabulary.
 """
@@ -36,7 +36,7 @@ class _Finished:
         # Stable: of two equal scores the earlier one stays ahead.
         self.hypotheses = sorted([*self.hypotheses, (ids, score)], key=lambda found: -found[1])[: self._beams]
 
-    def done(self, best_possible: float, early_stopping: bool | Literal["never"]) -> bool:
+    def done(self, best_possible: float, *, early_stopping: bool | Literal["never"]) -> bool:
         """Whether nothing can change any more, if no running beam will score above `best_possible`."""
         full = len(self.hypotheses) == self._beams
         return full and (early_stopping is True or not best_possible > self.hypotheses[-1][1])
@@ -89,7 +89,10 @@ def beam_search(
         hopeful = limits.longest - prompt if early_stopping == "never" and length_penalty > 0 else length + 1 - prompt
         best_possible = totals[:, 0] / np.float32(hopeful**length_penalty)  # (B,)
         going = np.array(
-            [not finished[row].done(best, early_stopping) for row, best in zip(active, best_possible, strict=True)]
+            [
+                not finished[row].done(best, early_stopping=early_stopping)
+                for row, best in zip(active, best_possible, strict=True)
+            ]
         )
         rows = (np.arange(active.size)[:, None] * beams + origins)[going].ravel()  # (B K,)
         if not going.any():
@@ -121,5 +124,7 @@ def _running(candidates: _Candidates, ends: BoolArray, beams: int) -> _Candidate
     scores = candidates.scores + ends * NEVER
     order = np.argsort(-scores, axis=-1, kind="stable")[:, :beams]
     return _Candidates(
-        *(np.take_along_axis(field, order, 1) for field in (scores, candidates.beams, candidates.tokens))
+        np.take_along_axis(scores, order, 1),
+        np.take_along_axis(candidates.beams, order, 1),
+        np.take_along_axis(candidates.tokens, order, 1),
     )

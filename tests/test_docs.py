@@ -33,7 +33,7 @@ SHOWN = [
 
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{page.name}: {line}" for page, line in SHOWN])
 def test_a_command_shown_in_the_docs_parses(page: Path, line: str) -> None:
-    words = shlex.split(line.split(" > ")[0])
+    words = shlex.split(line.split(" > ", maxsplit=1)[0])
     name, *arguments = words[words.index("toolkit") + 1 :]
     command = main.commands.get(name)
     assert command is not None, f"{page.name} shows toolkit {name}, which does not exist"

@@ -9,9 +9,9 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_support import SENTENCES, write_opus, write_own
 
 from runtime.tokenizer import Tokenizer
-from tests.tokenizer_support import SENTENCES, write_opus, write_own
 
 NASTY = {
     "empty": "",

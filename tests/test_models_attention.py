@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models_support import assert_same
 from torch import Tensor
 
 from models.layers import (
@@ -17,7 +18,6 @@ from models.layers import (
     causal_mask,
     padding_mask,
 )
-from tests.models_support import assert_same
 
 CPU = torch.device("cpu")
 sizes = st.integers(1, 6)

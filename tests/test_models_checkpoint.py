@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from models_support import TINY, all_variants, random_batch, random_model, tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from models.checkpoint import (
 from models.errors import CheckpointError
 from models.files import replacing
 from models.transformer import Transformer
-from tests.models_support import TINY, all_variants, random_batch, random_model, tiny
 
 
 def files(folder: Path) -> list[str]:

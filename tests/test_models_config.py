@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from models_support import TINY, all_variants, random_batch, tiny
 
 from models.config import ModelConfig
 from models.errors import ConfigError
 from models.training import TrainingConfig
 from models.transformer import Transformer
-from tests.models_support import TINY, all_variants, random_batch, tiny
 
 SIZES = (
     "vocab_size",

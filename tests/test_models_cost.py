@@ -4,12 +4,12 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from models_support import tiny
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.transformer import Transformer
-from tests.models_support import tiny
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 

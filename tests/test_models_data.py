@@ -5,9 +5,9 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models_support import TINY, random_pairs, tiny
 
 from models.data import IGNORED, Batch, Pair, TokenBatchSampler, collate, evaluation_batches, training_loader
-from tests.models_support import TINY, random_pairs, tiny
 
 CONFIG = tiny(pad_token_id=1, decoder_start_token_id=2, eos_token_id=3)
 ids = st.lists(st.integers(1, 22), min_size=1, max_size=9)

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
-
-from models.data import Batch
-from models.errors import SequenceTooLongError
-from models.layers import DotProductAttention
-from models.objective import cross_entropy
-from models.transformer import Cache, Transformer
-from tests.models_support import (
+from models_support import (
     VARIANTS,
     all_variants,
     assert_same,
@@ -18,6 +11,13 @@ from tests.models_support import (
     random_model,
     tiny,
 )
+from torch import Tensor
+
+from models.data import Batch
+from models.errors import SequenceTooLongError
+from models.layers import DotProductAttention
+from models.objective import cross_entropy
+from models.transformer import Cache, Transformer
 
 LENGTH = 6
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from models_support import assert_same, random_batch, random_model, tiny
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
 from models.config import ModelConfig
 from models.layers import MultiHeadAttention, Residual, causal_mask
 from models.transformer import Transformer
-from tests.models_support import assert_same, random_batch, random_model, tiny
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from models_support import all_variants, assert_same, random_batch, random_model, random_pairs, tiny
 from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
@@ -13,7 +14,6 @@ from models.layers import Embedding, FeedForward, Positions, Residual, sinusoids
 from models.objective import cross_entropy, inverse_square_root
 from models.training import validation_loss
 from models.transformer import Transformer
-from tests.models_support import all_variants, assert_same, random_batch, random_model, random_pairs, tiny
 
 
 def tensor(*rows: object) -> Tensor:
@@ -80,7 +80,7 @@ def test_an_embedding_is_the_token_times_the_root_of_the_width_plus_the_position
 def test_a_sequence_beyond_the_position_table_is_refused() -> None:
     positions = Positions("sinusoidal", 6, 8)
     positions(2, 4)
-    with pytest.raises(SequenceTooLongError, match="reaches position 7, the model's position table ends at 6"):
+    with pytest.raises(SequenceTooLongError, match="reaches position 7, the model's table ends at 6"):
         positions(3, 4)
 
 

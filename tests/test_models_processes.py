@@ -18,7 +18,7 @@ import torch
 
 from models.training import Trainer, TrainingConfig
 from models.transformer import Transformer
-from tests.models_support import random_pairs, tiny
+from models_support import random_pairs, tiny
 
 model = tiny(dropout=0.2)
 pairs = random_pairs(model, [(2 + index % 5, 2 + index % 3) for index in range(40)])

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from models_support import random_pairs, tiny
 from safetensors.torch import load_file, save_file
 
 from models.checkpoint import WEIGHTS_FILE
@@ -13,7 +14,6 @@ from models.errors import CheckpointError
 from models.training import METRICS_FILE, Metrics, StepMetrics, Trainer, TrainingConfig, ValidationMetrics, read_metrics
 from models.training_state import STATE_FILE, load_progress
 from models.transformer import Transformer
-from tests.models_support import random_pairs, tiny
 
 MODEL = tiny(dropout=0.2)
 PAIRS = random_pairs(MODEL, [(2 + index % 5, 2 + index % 3) for index in range(30)])

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from models_support import VARIANTS, WALK_THROUGH, all_variants, random_batch, random_model, tiny
 from torch import nn
 
 from models.errors import SequenceTooLongError
 from models.trace import TracePoint, trace_inference, trace_training
 from models.transformer import Transformer
-from tests.models_support import VARIANTS, WALK_THROUGH, all_variants, random_batch, random_model, tiny
 
 TRAINING = [
     ("source ids", (2, 3)),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from models_support import TINY, random_model, random_pairs, tiny
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,7 +28,6 @@ from models.training import (
 )
 from models.training_state import STATE_FILE
 from models.transformer import Transformer
-from tests.models_support import TINY, random_model, random_pairs, tiny
 
 MODEL = tiny(dropout=0.1)
 PAIRS = random_pairs(MODEL, [(2 + index % 5, 2 + index % 3) for index in range(30)])

@@ -7,14 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from runtime.beam_search import beam_search
-from runtime.decoding import Decoding, Limits, SpecialIds, log_softmax
-from runtime.errors import GenerationError
-from runtime.generation import GenerationConfig, Hypothesis, generate, pad
-from tests.generation_support import (
+from generation_support import (
     EOS,
     POSITIONS,
     SPECIAL,
@@ -26,6 +19,13 @@ from tests.generation_support import (
     random_table,
     written_table,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.beam_search import beam_search
+from runtime.decoding import Decoding, Limits, SpecialIds, log_softmax
+from runtime.errors import GenerationError
+from runtime.generation import GenerationConfig, Hypothesis, generate, pad
 
 
 def search(table: Table, sources: Sequence[Source], **options: Any) -> list[list[Hypothesis]]:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_support import LANGUAGES, SENTENCES, write_json, write_opus, write_own
 
 from runtime.errors import TokenizerError
 from runtime.tokenizer import SOURCE_PIECES, TARGET_PIECES, VOCABULARY, Tokenizer
-from tests.tokenizer_support import LANGUAGES, SENTENCES, write_json, write_opus, write_own
 
 deterministic = settings(deadline=None, derandomize=True)
 

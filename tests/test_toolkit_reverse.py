@@ -8,8 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
+from exporters.reference import TorchBackend
 from models.checkpoint import load_checkpoint
+from runtime.generation import GenerationConfig
+from runtime.generation import generate as generate_ids
 from runtime.tokenizer import Tokenizer
+from runtime.translator import Translator
 from toolkit.corpus import TextPair, read_pairs
 from toolkit.train import translate_ids
 
@@ -39,17 +43,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     data, run = folder / "data", folder / "run"
     generate(data)
     settings = ["--set", f"data.folder={data}", "--set", f"output.folder={run}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "toolkit", "train", "--config", "examples/reverse.toml", *settings],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = toolkit("train", "--config", "examples/reverse.toml", *settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     return Trained(data, run, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Trained) -> Path:
+    folder = trained.run / "bundle"
+    done = toolkit("export", trained.checkpoint, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def toolkit(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "toolkit", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
 def generate(folder: Path) -> None:
@@ -82,4 +92,25 @@ def test_the_model_reverses_sequences_that_it_has_never_seen(trained: Trained) -
     sources = [tokenizer.encode(pair.source) for pair in trained.test]
     outputs = translate_ids(model, sources, tokenizer, size=len(sources))
     right = sum(output == pair.target for output, pair in zip(outputs, trained.test, strict=True))
+    assert right / len(trained.test) > 0.95, f"{right} of {len(trained.test)} are right"
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_exported_model_gives_the_ids_that_pytorch_gives_for_every_sequence(
+    trained: Trained, bundle: Path, beams: int
+) -> None:
+    config = GenerationConfig(num_beams=beams, max_length=32)
+    model, tokenizer = load_checkpoint(trained.checkpoint), Tokenizer(trained.checkpoint)
+    sources = [tokenizer.encode(pair.source) for pair in trained.test]
+    translator = Translator.open(bundle)
+    expected = generate_ids(TorchBackend(model), sources, config, tokenizer.special, model.config.max_positions)
+    assert [best.ids for best, *_ in translator.generate(sources, config)] == [best.ids for best, *_ in expected]
+
+
+def test_the_run_command_reverses_sequences_that_the_model_has_never_seen(trained: Trained, bundle: Path) -> None:
+    sources = trained.run / "sources.txt"
+    sources.write_text("".join(f"{pair.source}\n" for pair in trained.test), "utf-8")
+    done = toolkit("run", "--bundle", bundle, "--file", sources, "--beam", "1")
+    assert done.returncode == 0, done.stderr
+    right = sum(output == pair.target for output, pair in zip(done.stdout.splitlines(), trained.test, strict=True))
     assert right / len(trained.test) > 0.95, f"{right} of {len(trained.test)} are right"
