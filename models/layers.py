@@ -173,7 +173,8 @@ class Positions(nn.Module):
             raise SequenceTooLongError(
                 f"a sequence reaches position {start + length}, the model's table ends at {self.table.shape[0]}"
             )
-        return self.table[start : start + length]
+        # A slice could be cut short at the end of the table, so that an export would not know its length.
+        return self.table.narrow(0, start, length)
 
 
 def sinusoids(count: int, width: int, *, halves: bool = False) -> Tensor:

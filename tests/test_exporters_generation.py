@@ -13,6 +13,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from exporters.reference import TorchBackend
 from models.config import ModelConfig
@@ -141,8 +142,11 @@ def transformers_generate(model: Any, sources: Sources, config: GenerationConfig
     """The outputs of `model.generate` in our form. The names of all options are the same."""
     options = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
     prefix = options.pop("decoder_input_ids")
-    ids, mask = (torch.from_numpy(array) for array in pad(sources, SPECIAL.pad))
-    inputs = {"input_ids": ids, "attention_mask": mask}
+    rows = [torch.tensor(row) for row in sources]
+    inputs = {
+        "input_ids": pad_sequence(rows, batch_first=True, padding_value=SPECIAL.pad),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in rows], batch_first=True),
+    }
     if prefix:
         inputs["decoder_input_ids"] = torch.tensor([prefix] * len(sources))
     output = model.generate(
@@ -156,20 +160,20 @@ def transformers_generate(model: Any, sources: Sources, config: GenerationConfig
             output_scores=True,
         ),
     )
-    prompt = output.sequences.shape[1] - len(output.scores) if config.num_beams == 1 else _prompt_length(config)
-    rows = [_until_eos(row.tolist(), prompt) for row in output.sequences]
+    prompt = _prompt_length(config)
+    found = [_until_eos(row.tolist(), prompt) for row in output.sequences]
     if config.num_beams == 1:
         steps = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
-        new = [len(row) - prompt for row in rows]
+        new = [len(row) - prompt for row in found]
         scores = [
             float(step[:count].double().sum()) / count**config.length_penalty
             for step, count in zip(steps, new, strict=True)
         ]
     else:
         scores = output.sequences_scores.tolist()
-    found = [Hypothesis(row[1:], score) for row, score in zip(rows, scores, strict=True)]
+    outputs = [Hypothesis(row[1:], score) for row, score in zip(found, scores, strict=True)]
     each = config.num_return_sequences
-    return [found[place : place + each] for place in range(0, len(found), each)]
+    return [outputs[place : place + each] for place in range(0, len(outputs), each)]
 
 
 def _prompt_length(config: GenerationConfig) -> int:

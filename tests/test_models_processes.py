@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
+from models_support import random_pairs, tiny
+
 from models.training import Trainer, TrainingConfig
 from models.transformer import Transformer
-from models_support import random_pairs, tiny
 
 model = tiny(dropout=0.2)
 pairs = random_pairs(model, [(2 + index % 5, 2 + index % 3) for index in range(40)])
@@ -50,7 +51,8 @@ def test_two_processes_stop_together_and_resume_exactly(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     root = Path(__file__).parent.parent
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    path = os.pathsep.join([str(root), str(root / "tests")])
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [*launcher, str(script), str(tmp_path)],
         cwd=root,

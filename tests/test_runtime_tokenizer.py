@@ -78,6 +78,17 @@ def test_spaces_around_and_between_words_do_not_count(own: Tokenizer, text: str)
     assert own.encode("  " + text.replace(" ", " \t ") + " \n") == own.encode(text)
 
 
+@pytest.mark.parametrize("text", [*SENTENCES, "the cat 猪", "猪 the cat"])
+def test_decoded_text_has_no_space_at_its_ends_and_no_signs_of_spaces(
+    own: Tokenizer, opus: Tokenizer, text: str
+) -> None:
+    for tokenizer in (own, opus):
+        for ids in (tokenizer.encode(text), tokenizer.encode_target(text)):
+            decoded = tokenizer.decode(ids)
+            assert decoded == decoded.strip()
+            assert "▁" not in decoded
+
+
 def test_an_empty_text_is_eos_alone(own: Tokenizer, opus: Tokenizer) -> None:
     for tokenizer in (own, opus):
         assert tokenizer.encode("") == tokenizer.encode_target("") == [tokenizer.special.eos]
