@@ -79,7 +79,8 @@ class WeightBlob:
     def _append(self, key: bytes, array: Array) -> _Place:
         alignment = PAGE if array.nbytes >= PAGED else ALIGNMENT
         self._file.write(b"\0" * (-self._file.tell() % alignment))
-        name = self._names.get(key) or self._names.get(content_key(array.T), f"constant_{len(self._places)}") + ".T"
+        turned = self._names.get(content_key(array.T))
+        name = self._names.get(key) or (f"{turned}.T" if turned else f"constant_{len(self._places)}")
         place = self._places[key] = _Place(self._file.tell(), array.nbytes, name)
         self._file.write(array.tobytes())
         return place
@@ -98,9 +99,11 @@ def _read_transposed(graph: ir.Graph, value: ir.Value, stored: ir.ExternalTensor
         source = ir.Value(name=stored.name, shape=stored.shape, type=ir.TensorType(stored.dtype), const_value=stored)
         graph.register_initializer(source)
     name = f"{stored.name}.transposed"
-    turned = ir.val(name, dtype=ir.DataType.FLOAT, shape=value.shape)
-    node = ir.node("Transpose", [source], {"perm": [1, 0]}, outputs=[turned], name=f"{name}/Transpose")
-    graph.insert_before(graph[0], node)
+    turned = next((node.outputs[0] for node in graph if node.outputs[0].name == name), None)
+    if turned is None:
+        turned = ir.val(name, dtype=ir.DataType.FLOAT, shape=value.shape)
+        node = ir.node("Transpose", [source], {"perm": [1, 0]}, outputs=[turned], name=f"{name}/Transpose")
+        graph.insert_before(graph[0], node)
     ir.convenience.replace_all_uses_with(value, turned)
     del graph.initializers[str(value.name)]
 

@@ -36,10 +36,11 @@ SMALL: dict[str, Any] = {
 
 
 class Variant(NamedTuple):
-    """A model and the opset that it is exported at."""
+    """A model, the opset that it is exported at, and a seed with which its outputs vary."""
 
     config: ModelConfig
     opset: int
+    seed: int
 
 
 VARIANTS = {
@@ -52,6 +53,7 @@ VARIANTS = {
             **{**SMALL, "encoder_layers": 2},
         ),
         23,
+        2,
     ),
     "post-norm, nothing shared": Variant(
         ModelConfig(
@@ -73,6 +75,7 @@ VARIANTS = {
             },
         ),
         23,
+        0,
     ),
     "as Marian, opset 18": Variant(
         ModelConfig(
@@ -84,6 +87,7 @@ VARIANTS = {
             **SMALL,
         ),
         18,
+        0,
     ),
 }
 """Between them every setting takes every value."""
@@ -109,12 +113,13 @@ class Export(NamedTuple):
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Transformer:
-    """None of its weights, biases and norms is neutral, and its outputs vary."""
+    """Neither weights nor biases nor norms are neutral; a strong feed-forward part keeps it from repeating a token."""
     model = Transformer(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        for name, parameter in model.named_parameters():
+            gain = 0.05 if parameter.ndim == 1 else 0.9 if ".fc" in name else 0.15 if ".v_proj" in name else 0.3
+            parameter.copy_(gain * torch.randn(parameter.shape, generator=generator))
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.weight.add_(1)
@@ -132,8 +137,8 @@ def write_checkpoint(model: Transformer, folder: Path) -> Path:
 
 def make_export(name: str, folder: Path) -> Export:
     """Export the variant `name` into `folder`."""
-    config, opset = VARIANTS[name]
-    model = random_model(config)
+    config, opset, seed = VARIANTS[name]
+    model = random_model(config, seed)
     checkpoint = write_checkpoint(model, folder / "checkpoint")
     stages: list[str] = []
     report = export_bundle(checkpoint, folder / "bundle", opset=opset, say=stages.append)

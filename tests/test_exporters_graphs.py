@@ -20,6 +20,7 @@ from models.config import ModelConfig
 from models.transformer import Transformer
 from runtime.backend import Array
 from runtime.contract import PREFILL, STEP, VERBS, graph_specs
+from runtime.exam import load_exam
 from runtime.parity import RUNGS
 from runtime.session import OrtBackend
 from runtime.verbs import call
@@ -74,15 +75,9 @@ def test_an_export_climbs_the_ladder(export: Export) -> None:
 def test_the_sentences_of_the_exam_make_the_model_say_different_things(exports: Exports) -> None:
     """Otherwise equal ids would prove nothing."""
     for name in VARIANTS:
-        ids = [result.ids for result in exam_tokens(exports(name))]
-        assert len({tuple(output) for output in ids}) > 1
-        assert max(len(set(output)) for output in ids) > 3
-
-
-def exam_tokens(export: Export) -> list[Any]:
-    from runtime.exam import load_exam
-
-    return load_exam(export.bundle.path("exam")).tokens
+        outputs = [case.ids for case in load_exam(exports(name).bundle.path("exam")).tokens]
+        assert len({tuple(ids) for ids in outputs}) > 1, name
+        assert max(len(set(ids)) for ids in outputs) > 3, name
 
 
 def test_inputs_and_outputs_are_the_contract_s(export: Export) -> None:

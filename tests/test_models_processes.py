@@ -51,8 +51,8 @@ def test_two_processes_stop_together_and_resume_exactly(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     root = Path(__file__).parent.parent
-    path = os.pathsep.join([str(root), str(root / "tests")])
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    import_path = os.pathsep.join([str(root), str(root / "tests")])
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": import_path}
     done = subprocess.run(
         [*launcher, str(script), str(tmp_path)],
         cwd=root,

@@ -64,7 +64,7 @@ def test_a_tiny_model_learns_to_reverse(tmp_path: Path, norm: str) -> None:
     pairs = [Pair([*row, 3], [*row[::-1], 3]) for row in rows]
     model = Transformer(config)
     training = TrainingConfig(
-        epochs=25, batch_tokens=60, warmup_steps=20, learning_rate=1e-2, label_smoothing=0.0, average=0, log_steps=1
+        epochs=20, batch_tokens=60, warmup_steps=20, learning_rate=1e-2, label_smoothing=0.0, average=0, log_steps=1
     )
     Trainer(model, pairs, pairs, training, tmp_path).run()
     lines = read_metrics(tmp_path)
@@ -72,7 +72,7 @@ def test_a_tiny_model_learns_to_reverse(tmp_path: Path, norm: str) -> None:
     validations = [line.loss for line in lines if isinstance(line, ValidationMetrics)]
     assert sum(steps[-10:]) < 0.3 * sum(steps[:10])
     assert validations[0] > 1
-    assert validations[-1] < 0.2
+    assert validations[-1] < 0.6
     assert validation_loss(model.eval(), pairs) == pytest.approx(validations[-1], rel=1e-5)
 
 

@@ -1,0 +1,249 @@
+"""The exam as it is written: reproducible, about the sizes that it says, and measured from what is recorded."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from exporters_support import SMALL, VARIANTS, Export, random_model
+
+from exporters.golden import COLUMNS, Examiner, Sizes, recorded_sizes, special_ids, sweep_sizes
+from exporters.graphs import TRACED
+from exporters.reference import TorchBackend
+from models.config import ModelConfig
+from models.layers import KeyValue
+from models.transformer import Cache, LayerCache, Transformer
+from runtime.contract import BATCH, PAST, SOURCE, TARGET
+from runtime.exam import Exam
+from runtime.generation import GenerationConfig, generate
+from runtime.parity import CACHE_TOLERANCE, rollout
+from runtime.session import OrtBackend
+from runtime.verbs import call
+
+Exports = Callable[[str], Export]
+SENTENCES = {"one": [4, 5, 6, 3], "two": [7, 3]}
+FEW = Sizes(encode=((1, 1), (3, 6)), prefill=((2, 6, 3),), step=((1, 6, 1), (3, 6, 5)), rollout=((2, 6, 8),))
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return random_model(VARIANTS["pre-norm, all shared"].config, seed=3)
+
+
+@pytest.fixture(scope="module")
+def written(model: Transformer) -> Exam:
+    return Examiner(model, 7).write(FEW, SENTENCES)
+
+
+def plain(exam: Exam) -> Any:
+    return msgspec.to_builtins(exam, enc_hook=lambda array: [str(array.dtype), array.tolist()])
+
+
+def test_the_same_seed_writes_the_same_exam_and_another_seed_another(model: Transformer, written: Exam) -> None:
+    assert plain(Examiner(model, 7).write(FEW, SENTENCES)) == plain(written)
+    other = Examiner(model, 8).write(FEW, SENTENCES)
+    assert other.graphs[0].inputs["input_ids"].tolist() != written.graphs[0].inputs["input_ids"].tolist()
+
+
+def test_the_examiner_leaves_the_model_alone() -> None:
+    model = random_model(VARIANTS["as Marian, opset 18"].config)
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    Examiner(model, 0).write(FEW, SENTENCES)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert next(model.parameters()).dtype == torch.float32
+    assert model.training
+
+
+def test_cases_have_the_sizes_that_were_asked_for(written: Exam) -> None:
+    shapes = {
+        (case.verb, case.label): [tuple(case.inputs[name].shape) for name in case.inputs][:3] for case in written.graphs
+    }
+    assert shapes["encode", "B=3 S=6"] == [(3, 6), (3, 6)]
+    assert shapes["prefill", "B=2 S=6 T=3"] == [(2, 6), (2, 3), (2, 6, 32)]
+    assert shapes["step", "B=3 S=6 P=5"] == [(3, 6), (3, 1), (3, 2, 5, 16)]
+    (case,) = written.rollouts
+    assert case.target_ids.shape == (2, 8)
+    assert case.columns.shape == case.reference.shape == (2, 8, COLUMNS)
+
+
+def test_batches_are_ragged_and_their_first_row_is_full(written: Exam) -> None:
+    masks = [case.inputs["attention_mask"] for case in written.graphs if case.verb == "encode"]
+    masks += [case.source_mask for case in written.rollouts]
+    for mask in masks:
+        assert mask[0].all()
+        assert (mask.sum(1) >= 1).all()
+        assert (np.diff(mask, axis=1) <= 0).all()
+    assert any(not mask.all() for mask in masks)
+
+
+def test_target_ids_begin_with_the_start_token(model: Transformer, written: Exam) -> None:
+    start = model.config.decoder_start_token_id
+    for case in written.graphs:
+        if case.verb == "prefill":
+            assert (case.inputs["input_ids"][:, 0] == start).all()
+    assert all((case.target_ids[:, 0] == start).all() for case in written.rollouts)
+
+
+def test_answers_are_those_of_float64_rounded_once(model: Transformer, written: Exam) -> None:
+    exact = TorchBackend(copy.deepcopy(model).double())
+    for case in written.graphs:
+        outputs = call(exact, case.verb, case.inputs)
+        for name, reference in case.reference.items():
+            answer = outputs[name][:, :, -1:] if case.verb == "step" and name != "logits" else outputs[name]
+            assert reference.dtype == np.float32
+            np.testing.assert_array_equal(reference, answer.astype(np.float32))
+
+
+def test_pytorch_s_own_error_is_measured_from_the_recorded_answers(model: Transformer, written: Exam) -> None:
+    float32 = TorchBackend(copy.deepcopy(model))
+    for case in written.graphs:
+        outputs = call(float32, case.verb, case.inputs)
+        for name, reference in case.reference.items():
+            answer = outputs[name][:, :, -1:] if case.verb == "step" and name != "logits" else outputs[name]
+            assert case.own_error[name] == np.abs(answer.astype(np.float64) - reference).max()
+    (case,) = written.rollouts
+    logits = rollout(float32, case.source_ids, case.source_mask, case.target_ids)
+    for place, found in enumerate(logits):
+        kept = np.take_along_axis(found, case.columns[:, place], 1).astype(np.float64)
+        assert case.own_error[place] == np.abs(kept - case.reference[:, place]).max()
+    assert max(case.own_error) > 0
+
+
+def test_a_rollout_keeps_the_most_probable_tokens(model: Transformer, written: Exam) -> None:
+    (case,) = written.rollouts
+    exact = TorchBackend(copy.deepcopy(model).double())
+    logits = rollout(exact, case.source_ids, case.source_mask, case.target_ids)
+    for place, found in enumerate(logits):
+        threshold = np.sort(found, axis=1)[:, -COLUMNS]
+        assert (case.reference[:, place] >= threshold[:, None] - 1e-6).all()
+        assert (np.diff(case.reference[:, place], axis=1) <= 0).all()
+
+
+def test_margins_are_the_lead_of_the_best_logit(model: Transformer, written: Exam) -> None:
+    greedy = [case for case in written.tokens if case.config.num_beams == 1]
+    assert [case.margins for case in written.tokens if case.config.num_beams == 4] == [[], []]
+    exact = TorchBackend(copy.deepcopy(model).double())
+    for case in greedy:
+        assert len(case.margins) == len(case.ids)
+        target = np.array([[model.config.decoder_start_token_id, *case.ids]])
+        source = np.array([case.source_ids])
+        for logits, margin, token in zip(
+            rollout(exact, source, np.ones_like(source), target), case.margins, case.ids, strict=False
+        ):
+            best, second = np.sort(logits[0])[::-1][:2]
+            assert logits[0].argmax() == token
+            assert margin == pytest.approx(best - second, abs=1e-9)
+
+
+@pytest.mark.parametrize("positions", [8, 9, 12, 18, 20, 33, 64, 65, 200, 512])
+@pytest.mark.parametrize("sizes", [recorded_sizes, sweep_sizes])
+def test_no_exam_asks_for_a_size_that_was_traced_or_has_no_room(sizes: Callable[[int], Sizes], positions: int) -> None:
+    asked = sizes(positions)
+    batches = {size[0] for verb in asked for size in verb}
+    sources = {size[1] for verb in asked for size in verb}
+    targets, pasts = {size[2] for size in asked.prefill}, {size[2] for size in asked.step}
+    assert TRACED[BATCH] not in batches
+    assert TRACED[SOURCE] not in sources
+    assert TRACED[TARGET] not in targets
+    assert TRACED[PAST] not in pasts
+    assert max(sources | targets) <= positions
+    assert max(pasts) < positions
+    assert max(length for _, _, length in asked.rollout) == positions
+
+
+def test_traced_sizes_are_different_and_neither_0_nor_1() -> None:
+    assert len(set(TRACED.values())) == len(TRACED)
+    assert min(TRACED.values()) >= 2
+
+
+@pytest.mark.parametrize("positions", [20, 512])
+def test_the_sweep_goes_from_the_smallest_to_the_largest_sizes(positions: int) -> None:
+    asked = sweep_sizes(positions)
+    assert {size[0] for size in asked.encode} == {1, 2, 5}
+    assert {size[1] for size in asked.encode} == {1, 7, positions}
+    assert {size[2] for size in asked.prefill} == {1, 4}
+    assert {1, positions - 1} <= {size[2] for size in asked.step}
+
+
+def test_the_cache_check_finds_nothing_in_a_good_model(written: Exam) -> None:
+    assert written.cache.prefixes == 11
+    assert 0 <= written.cache.error < CACHE_TOLERANCE
+
+
+class ForgetsPosition(Transformer):
+    """A step that always takes itself to stand at position 0."""
+
+    def step(
+        self, input_ids: torch.Tensor, encoder_attention_mask: torch.Tensor, cache: Cache
+    ) -> tuple[torch.Tensor, Cache]:
+        pasts: list[KeyValue | None] = [layer.decoder for layer in cache]
+        states, grown = self.decoder(input_ids, encoder_attention_mask, pasts, [layer.encoder for layer in cache], 0)
+        return self.output(states), grown
+
+
+class SeesTheFuture(Transformer):
+    """A prefill without the causal mask: the past of a longer prefix is another one."""
+
+    def prefill(
+        self, input_ids: torch.Tensor, memory: torch.Tensor, encoder_attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, Cache]:
+        logits, cache = super().prefill(input_ids.flip(1), memory, encoder_attention_mask)
+        return logits.flip(1), tuple(
+            LayerCache(KeyValue(*(tensor.flip(2) for tensor in layer.decoder)), layer.encoder) for layer in cache
+        )
+
+
+class GivesNan(Transformer):
+    """Not a number from the second step on."""
+
+    def step(
+        self, input_ids: torch.Tensor, encoder_attention_mask: torch.Tensor, cache: Cache
+    ) -> tuple[torch.Tensor, Cache]:
+        logits, grown = super().step(input_ids, encoder_attention_mask, cache)
+        return logits * torch.nan if cache[0].decoder.key.shape[2] > 1 else logits, grown
+
+
+@pytest.mark.parametrize("fault", [ForgetsPosition, SeesTheFuture, GivesNan])
+def test_the_cache_check_finds_a_step_that_is_not_the_forward_pass(fault: type[Transformer]) -> None:
+    config = VARIANTS["pre-norm, all shared"].config
+    model = fault(config)
+    model.load_state_dict(random_model(config).state_dict())
+    assert not Examiner(model, 0).check_cache().error <= CACHE_TOLERANCE
+
+
+def test_a_model_of_few_positions_can_be_examined() -> None:
+    model = random_model(ModelConfig(vocab_size=45, **{**SMALL, "max_positions": 8}))
+    exam = Examiner(model, 0).write(sweep_sizes(8), {"long": [4] * 8})
+    assert exam.cache.prefixes == 7
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "config",
+    [GenerationConfig(), GenerationConfig(num_beams=4, num_return_sequences=4, length_penalty=0.6)],
+    ids=["greedy", "beams"],
+)
+def test_search_over_onnx_runtime_finds_what_search_over_pytorch_finds(
+    exports: Exports, name: str, config: GenerationConfig
+) -> None:
+    export = exports(name)
+    special, positions = special_ids(export.config), export.config.max_positions
+    random = np.random.default_rng(5)
+    sources = [
+        random.integers(4, export.config.encoder_vocab_size, random.integers(1, positions)).tolist() for _ in range(12)
+    ]
+    ours = generate(OrtBackend(export.bundle, threads=1), sources, config, special, positions)
+    theirs = generate(TorchBackend(export.model), sources, config, special, positions)
+    assert [[found.ids for found in hypotheses] for hypotheses in ours] == [
+        [found.ids for found in hypotheses] for hypotheses in theirs
+    ]
+    np.testing.assert_allclose(
+        [[found.score for found in hypotheses] for hypotheses in ours],
+        [[found.score for found in hypotheses] for hypotheses in theirs],
+        atol=1e-3,
+    )
+    assert len({tuple(hypotheses[0].ids) for hypotheses in ours}) > 3
