@@ -163,6 +163,9 @@ def _sentences(checkpoint: Path, config: ModelConfig, path: Path | None) -> dict
     chosen = {line: tokenizer.encode(line) for line in lines if line}
     if not chosen:
         raise ExportError(f"{path} holds no sentence")
+    longest = max(map(len, chosen.values()))
+    if longest > config.max_positions:
+        raise ExportError(f"{path}: a sentence has {longest} tokens, the model has {config.max_positions} positions")
     return chosen
 
 

@@ -1,8 +1,7 @@
 """Parallel text on disk: reading pairs, and training the SentencePiece model that splits them."""
 
+import io
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -80,27 +79,27 @@ def train_tokenizer(pairs: Sequence[TextPair], config: TokenizerConfig, folder: 
         click.ClickException: SentencePiece cannot make such a model of this text.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter([side for pair in pairs for side in pair]),
-                model_prefix=f"{temporary}/joint",
-                vocab_size=config.vocab_size,
-                character_coverage=config.character_coverage,
-                normalization_rule_name=config.normalization,
-                hard_vocab_limit=False,
-                pad_id=0,
-                unk_id=1,
-                bos_id=2,
-                eos_id=3,
-                num_threads=1,  # more would make the pieces depend on the machine
-                minloglevel=2,
-            )
-        except RuntimeError as error:
-            raise click.ClickException(f"tokenizer: SentencePiece refuses: {error}") from None
-        for name in (SOURCE_PIECES, TARGET_PIECES):
-            shutil.copy(f"{temporary}/joint.model", folder / name)
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / SOURCE_PIECES))
+    model = io.BytesIO()  # a file's path would be written into it
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([side for pair in pairs for side in pair]),
+            model_writer=model,
+            vocab_size=config.vocab_size,
+            character_coverage=config.character_coverage,
+            normalization_rule_name=config.normalization,
+            hard_vocab_limit=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            num_threads=1,  # more would make the pieces depend on the machine
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise click.ClickException(f"tokenizer: SentencePiece refuses: {error}") from None
+    for name in (SOURCE_PIECES, TARGET_PIECES):
+        (folder / name).write_bytes(model.getvalue())
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     vocabulary = {pieces.id_to_piece(index): index for index in range(pieces.get_piece_size())}
     (folder / VOCABULARY).write_text(json.dumps(vocabulary, ensure_ascii=False, indent=0), "utf-8")
     settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": False, "bos_token": "<s>"}
