@@ -154,8 +154,8 @@ def graph_results(cases: Sequence[GraphCase], backend: Backend[Any]) -> list[Ten
         label = case.label
         try:
             outputs = call(backend, case.verb, case.inputs)
-        except GraphError as error:
-            outputs, label = {}, f"{label}: {error}"
+        except GraphError as failure:
+            outputs, label = {}, f"{label}: {failure}"
         for name, reference in case.reference.items():
             key = (case.verb, name)
             error, compared = _case_error(case, name, outputs.get(name), reference)

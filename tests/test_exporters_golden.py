@@ -105,12 +105,12 @@ def test_pytorch_s_own_error_is_measured_from_the_recorded_answers(model: Transf
         for name, reference in case.reference.items():
             answer = outputs[name][:, :, -1:] if case.verb == "step" and name != "logits" else outputs[name]
             assert case.own_error[name] == np.abs(answer.astype(np.float64) - reference).max()
-    (case,) = written.rollouts
-    logits = rollout(float32, case.source_ids, case.source_mask, case.target_ids)
+    (chain,) = written.rollouts
+    logits = rollout(float32, chain.source_ids, chain.source_mask, chain.target_ids)
     for place, found in enumerate(logits):
-        kept = np.take_along_axis(found, case.columns[:, place], 1).astype(np.float64)
-        assert case.own_error[place] == np.abs(kept - case.reference[:, place]).max()
-    assert max(case.own_error) > 0
+        kept = np.take_along_axis(found, chain.columns[:, place], 1).astype(np.float64)
+        assert chain.own_error[place] == np.abs(kept - chain.reference[:, place]).max()
+    assert max(chain.own_error) > 0
 
 
 def test_a_rollout_keeps_the_most_probable_tokens(model: Transformer, written: Exam) -> None:

@@ -165,9 +165,9 @@ def test_nodes_are_named_after_the_modules_that_they_come_from(export: Export) -
         paths = {name.rpartition("/")[0] for name in names}
         strangers = {path for path in paths if path not in modules and path != verb and ".transposed" not in path}
         assert strangers == set()
-    names = {node.name for node in export.graph(PREFILL).graph.node}
-    assert {"decoder.layers.0.self_attention.q_proj/MatMul", "decoder.layers.0.feed_forward.fc1/MatMul"} <= names
-    assert "output/MatMul" in names
+    prefill = {node.name for node in export.graph(PREFILL).graph.node}
+    assert {"decoder.layers.0.self_attention.q_proj/MatMul", "decoder.layers.0.feed_forward.fc1/MatMul"} <= prefill
+    assert "output/MatMul" in prefill
 
 
 def test_step_computes_no_cross_attention_keys_and_values(export: Export) -> None:

@@ -28,8 +28,9 @@ def test_every_weight_comes_back_bit_for_bit(exports: Exports, name: str) -> Non
     assert ours.keys() == theirs.keys()
     for weight, tensor in ours.items():
         assert torch.equal(tensor, theirs[weight]), weight
-    for buffer, tensor in dict(restored.named_buffers()).items():
-        assert torch.equal(tensor, dict(export.model.named_buffers())[buffer]), buffer
+    buffers = dict(export.model.named_buffers())
+    for buffer, table in restored.named_buffers():
+        assert torch.equal(table, buffers[buffer]), buffer
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -210,7 +210,9 @@ def test_tensors_of_equal_bytes_and_different_shape_are_different(tmp_path: Path
 
 
 def test_scalars_and_integers_stay_inline(tmp_path: Path) -> None:
-    (file,) = blob_of(tmp_path, {"scalar": np.float32(3), "single": np.ones((1, 1), np.float32), "vector": random(4)})
+    (file,) = blob_of(
+        tmp_path, {"scalar": np.array(3, np.float32), "single": np.ones((1, 1), np.float32), "vector": random(4)}
+    )
     assert [external.name for external in externals(onnx.load(file, load_external_data=False))] == ["constant_0"]
     assert (tmp_path / WEIGHTS).stat().st_size == 16
 

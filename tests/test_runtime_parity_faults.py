@@ -125,12 +125,13 @@ class PositionOffByOne(Delegate):
         shorter = self.changed_caches(cache, names, lambda array: array[:, :, 1:])
         logits, grown = super().step(input_ids, encoder_attention_mask, shorter)
         whole = [
-            LayerCache(
-                *(
-                    self.put(np.concatenate([self.get(before)[:, :, :1], self.get(after)], 2))
-                    for before, after in zip(old[:2], new[:2], strict=True)
-                ),
-                *old[2:],
+            new._replace(
+                **{
+                    name: self.put(
+                        np.concatenate([self.get(getattr(old, name))[:, :, :1], self.get(getattr(new, name))], 2)
+                    )
+                    for name in names
+                }
             )
             for old, new in zip(cache, grown, strict=True)
         ]
