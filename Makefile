@@ -1,4 +1,6 @@
 # The whole developer interface. `make demo` shows what this is, `make test` says whether it is right.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -35,7 +35,7 @@ from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
 from runtime.verify import sit_bundle
 
 from .errors import ExportError
-from .golden import Examiner, recorded_sizes, special_ids, sweep_sizes, tool_versions
+from .golden import Examiner, recorded_sizes, share_own_errors, special_ids, sweep_sizes, tool_versions
 from .graphs import dims_of, export_graphs
 from .weights import WeightBlob, content_key
 
@@ -79,12 +79,14 @@ def export_bundle(
     with _emerging(target) as folder:
         versions = _write_graphs(model, folder, opset, say)
         say("writing the exam")
-        save_exam(Examiner(model, EXAM_SEED).write(recorded_sizes(model.config.max_positions), asked), folder / GOLDEN)
+        exam = Examiner(model, EXAM_SEED).write(recorded_sizes(model.config.max_positions), asked)
+        sweep = Examiner(model, SWEEP_SEED).write(sweep_sizes(model.config.max_positions), asked)
+        share_own_errors(exam, sweep)
+        save_exam(exam, folder / GOLDEN)
         _write_companions(checkpoint, model.config, folder)
         passport = _passport(folder, model.config, versions)
         write_passport(folder, passport)
         say("sweeping over sizes that were not traced")
-        sweep = Examiner(model, SWEEP_SEED).write(sweep_sizes(model.config.max_positions), asked)
         bundle = Bundle(folder)
         backend = OrtBackend(bundle)
         _require(sit_bundle(bundle, backend, sweep), "the sweep over sizes that were not traced")
@@ -131,18 +133,20 @@ def _refuse_to_overwrite(target: Path, *, force: bool) -> None:
 @contextmanager
 def _emerging(target: Path) -> Iterator[Path]:
     """A folder beside `target` that takes its place in the end, or vanishes."""
-    target = target.absolute()
+    target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    # One name, so that an export finds and clears what a killed one left.
+    workshop = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(workshop, ignore_errors=True)
+    folder = workshop / "new"
+    folder.mkdir(parents=True)
     try:
         yield folder
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(workshop / "old")
         folder.rename(target)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(workshop, ignore_errors=True)
 
 
 def _sentences(checkpoint: Path, config: ModelConfig, path: Path | None) -> dict[str, list[int]]:

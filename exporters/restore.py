@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.config import ModelConfig
 from models.layers import Positions
 from models.transformer import Transformer
-from runtime.bundle import Bundle
+from runtime.bundle import PASSPORT, Bundle
 from runtime.contract import ENCODE, PREFILL
 
 from .errors import ExportError
@@ -29,9 +29,13 @@ def restore_model(bundle: Bundle) -> Transformer:
     """The model that `bundle` was exported from, with the weights that the graphs compute with.
 
     Raises:
-        ExportError: a weight is not where the module's name says.
+        ExportError: the passport has no settings that this version reads, or a weight is not where its module's name
+            says.
     """
-    model = Transformer(msgspec.convert(bundle.passport.model, ModelConfig))
+    try:
+        model = Transformer(msgspec.convert(bundle.passport.model, ModelConfig))
+    except msgspec.ValidationError as error:
+        raise ExportError(f"{bundle.folder / PASSPORT}: model: {error}") from None
     nodes = {node.name: node for verb in (ENCODE, PREFILL) for node in ir.load(bundle.path(verb)).graph}
     missing = []
     with torch.no_grad():

@@ -48,8 +48,11 @@ class WeightBlob:
     def take_from(self, model: ir.Model) -> None:
         """Move the weights of `model` into the blob. Integers and scalars, often parts of shapes, stay inline."""
         graph = model.graph
+        own = set(self._names.values())
         # The model's own tensors come before those that the exporter derived from them, such as transposes.
-        for value in sorted(graph.initializers.values(), key=lambda value: value.name not in self._names.values()):
+        for value in sorted(
+            graph.initializers.values(), key=lambda value: str(value.name).removeprefix("model.") not in own
+        ):
             tensor = value.const_value
             if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size == 1:
                 continue

@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from .checkpoint import WEIGHTS_FILE, average_weights, save_checkpoint
 from .data import Batch, Pair, TokenBatchSampler, evaluation_batches, training_loader
 from .errors import CheckpointError, ConfigError, TrainingDivergedError
+from .files import replacing
 from .objective import cross_entropy, inverse_square_root
 from .training_state import STATE_FILE, Progress, load_progress, load_state, save_state
 from .transformer import Transformer
@@ -53,10 +54,12 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         problems = [
             f"{name} is {getattr(self, name)}, expected more than 0"
             for name in positive.split()
-            if not getattr(self, name) > 0
+            if not 0 < getattr(self, name) < math.inf
         ]
         if not 0 <= self.label_smoothing < 1:
             problems.append(f"label_smoothing is {self.label_smoothing}, expected 0 <= label_smoothing < 1")
+        if not 0 <= self.seed < 2**32:
+            problems.append(f"seed is {self.seed}, expected 0 <= seed < 2^32")
         if self.average < 0:
             problems.append(f"average is {self.average}, expected 0 or more")
         if problems:
@@ -64,13 +67,14 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class StepMetrics(msgspec.Struct, tag="step", tag_field="event", frozen=True):
-    """Means over the last `log_steps` steps."""
+    """Means over the last `log_steps` steps, fewer after the start of an epoch or of a resumed run."""
 
     step: int
     epoch: float
     loss: float
     learning_rate: float
     tokens_per_second: float
+    """Target tokens of one process."""
     seconds: float
     """Training time since the very start, interruptions left out."""
 
@@ -230,6 +234,8 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.model.eval()
             loss = validation_loss(self.model, self._held_out, self.accelerator.device)
+            if not math.isfinite(loss):
+                raise TrainingDivergedError(f"the validation loss after epoch {self.progress.epoch} is {loss}")
             scores = self._score(self.model) if self._score else {}
             value = next(iter(scores.values()), -loss)
             best = self.progress.best is None or value > self.progress.best
@@ -282,6 +288,15 @@ class Trainer:
                 f"{path} belongs to a run with other settings or data: use these, or train into another folder"
             )
         random_states = load_state(path, self.model, self._optimizer.optimizer)
+        processes = random_states["cpu"].shape[0]
+        if processes != self.accelerator.num_processes:
+            raise CheckpointError(
+                f"{path} belongs to a run of {processes} process(es), this one has {self.accelerator.num_processes}"
+            )
+        if ("cuda" in random_states) != (self.accelerator.device.type == "cuda"):
+            raise CheckpointError(
+                f"{path} belongs to a run on another kind of device than {self.accelerator.device.type}"
+            )
         self.progress = progress
         # torch reads a row from the beginning of its storage, hence the copies.
         torch.set_rng_state(random_states["cpu"][self.accelerator.process_index].clone())
@@ -306,7 +321,8 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
             kept = [msgspec.json.encode(metrics) + b"\n" for metrics in read_metrics(self.folder) if earlier(metrics)]
-            (self.folder / METRICS_FILE).write_bytes(b"".join(kept))
+            with replacing(self.folder / METRICS_FILE) as path:
+                path.write_bytes(b"".join(kept))
 
 
 class _Meter:

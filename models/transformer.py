@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ModelConfig
+from .errors import ModelError
 from .layers import (
     Embedding,
     FeedForward,
@@ -197,6 +198,8 @@ class Transformer(nn.Module):
 
     def step(self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """One more target token `(B, 1)` after the P tokens of `cache`: logits `(B, 1, V)` and a cache of P + 1."""
+        if input_ids.shape[1] != 1:
+            raise ModelError(f"a step takes one token a row, got {input_ids.shape[1]}: these belong into prefill")
         past_length = cache[0].decoder.key.shape[2]
         pasts = [layer.decoder for layer in cache]
         sources = [layer.encoder for layer in cache]

@@ -3,6 +3,7 @@
 Letters: B sentences still in the batch, K beams, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -75,11 +76,8 @@ def beam_search(
         candidates = _best_continuations(scores, totals)
         last = length + 1 == limits.longest
         ends = (candidates.tokens == special.eos) | last  # (B, 2K)
-        normalised = candidates.scores / np.float32((length + 1 - prompt) ** length_penalty)
-        for place, rank in np.argwhere(ends[:, :beams]):
-            beam, token = candidates.beams[place, rank], candidates.tokens[place, rank]
-            ids = [*sequences[place, beam, 1:].tolist(), int(token)]
-            finished[active[place]].add(ids, float(normalised[place, rank]))
+        divisor = np.float32((length + 1 - prompt) ** length_penalty)
+        _finish([finished[row] for row in active], sequences, candidates, ends[:, :beams], divisor)
         if last:
             break
 
@@ -117,6 +115,17 @@ def _best_continuations(log_probabilities: FloatArray, totals: FloatArray) -> _C
     order = np.argsort(-values, axis=-1, kind="stable")
     best = np.take_along_axis(best, order, 1)
     return _Candidates(np.take_along_axis(values, order, 1), best // vocabulary, best % vocabulary)
+
+
+def _finish(
+    finished: Sequence[_Finished], sequences: IntArray, candidates: _Candidates, ends: BoolArray, divisor: np.float32
+) -> None:
+    """Hand each of the first K continuations that ends, `(B, K)`, to its sentence's hypotheses."""
+    for place, rank in np.argwhere(ends):
+        ids = sequences[place, candidates.beams[place, rank], 1:].tolist()
+        finished[place].add(
+            [*ids, int(candidates.tokens[place, rank])], float(candidates.scores[place, rank] / divisor)
+        )
 
 
 def _running(candidates: _Candidates, ends: BoolArray, beams: int) -> _Candidates:

@@ -28,7 +28,7 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the last verification found, and where it ran."""
+    """What the verification at export found, and where it ran."""
 
     passed: bool
     provider: str

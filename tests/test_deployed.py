@@ -51,6 +51,11 @@ def test_where_torch_is_not_installed_the_wheel_is_what_is_tested() -> None:
     assert not [name for name in HEAVY if find_spec(name) is not None]
 
 
+def test_the_console_script_is_installed() -> None:
+    shown = subprocess.run([Path(sys.executable).with_name("toolkit"), "--version"], capture_output=True, check=True)
+    assert shown.stdout.startswith(b"seq2onnx ")
+
+
 def test_help_is_there() -> None:
     shown = python(COMMANDS, "--help")
     assert shown.returncode == 0

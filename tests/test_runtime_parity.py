@@ -256,7 +256,10 @@ def test_a_fault_is_no_excuse_for_other_ids(tiny_bundle: Bundle, tiny_backend: O
             return self.changed(logits, shift), cache
 
     changed = with_other_ids(exam, 1, 2.5, lambda score: score)
-    assert failed(judge(tiny_bundle, changed, Fault(tiny_backend))) == [GRAPH, ROLLOUT, TOKENS]
+    report = judge(tiny_bundle, changed, Fault(tiny_backend))
+    assert failed(report) == [GRAPH, ROLLOUT, TOKENS]
+    assert report.differences
+    assert not any(difference.tie for difference in report.differences)
 
 
 def test_an_output_that_stops_early_differs_where_it_stops(

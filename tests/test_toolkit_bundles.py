@@ -83,6 +83,29 @@ def test_what_is_no_bundle_is_never_replaced(checkpoint: Path, tmp_path: Path) -
     assert (tmp_path / "thesis" / "chapter").read_text("utf-8") == "one"
 
 
+def test_a_terminated_export_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "toolkit", "export", str(checkpoint), str(tmp_path / "bundle")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "tracing prefill" not in process.stderr.readline():
+            assert process.poll() is None
+        assert [path.name for path in tmp_path.iterdir()] == [".bundle.partial"]
+        process.terminate()
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_behind_a_link_is_replaced_where_it_lies(checkpoint: Path, tmp_path: Path) -> None:
+    tiny_copy(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    before = (tmp_path / "real" / "bundle.json").stat().st_ino
+    assert Done("export", checkpoint, tmp_path / "link", "--force").code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "bundle.json").stat().st_ino != before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
 def test_a_good_bundle_passes() -> None:
     done = Done("verify", TINY)
     assert done.code == 0, done.err

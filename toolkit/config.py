@@ -52,7 +52,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole training run."""
 
-    init_from: str | None = None
+    init_from: Text | None = None
     """A checkpoint whose weights, settings and tokenizer the run starts from (fine-tuning)."""
     output: OutputConfig
     data: DataConfig
@@ -160,7 +160,7 @@ def _apply(settings: dict[str, Any], override: str, known: Mapping[str, FieldInf
     except tomllib.TOMLDecodeError:
         value = text.strip()
     # A folder may be called 2024 or 2024-05-01.
-    if key in known and known[key].type in (str, Text, str | None) and not isinstance(value, str):
+    if key in known and known[key].type in (str, Text, Text | None) and not isinstance(value, str):
         value = text.strip()
     target[name] = value
     return []

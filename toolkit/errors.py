@@ -1,8 +1,10 @@
 """Whatever a user can cause ends in one line and an exit code, for every command in this one place."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -18,8 +20,14 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """See `click.Group.invoke`."""
+        # An exception, so that what is half-written is removed on the way out.
+        signal.signal(signal.SIGTERM, _terminate)
         with one_line_errors():
             return super().invoke(ctx)
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 @contextmanager

@@ -44,8 +44,9 @@ def live_windows(stream: BinaryIO) -> Iterator[list[Line]]:
 
     def read() -> None:
         try:
-            for line in numbered(private):
-                arrived.put(line)
+            with private:
+                for line in numbered(private):
+                    arrived.put(line)
             arrived.put(None)
         except OSError as error:
             arrived.put(error)

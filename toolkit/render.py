@@ -116,7 +116,7 @@ def show_bundle(bundle: Bundle, *, as_json: bool) -> None:
         "precision": passport.precision,
         "opset, IR": f"{passport.opset}, {passport.ir_version}",
         "written by": ", ".join(f"{name} {version}" for name, version in passport.tools.items()),
-        "last verification": _verdict(bundle),
+        "verified at export": _verdict(bundle),
         **{name: str(value) for name, value in msgspec.to_builtins(passport.dims).items()},
         "pad, start, eos": ", ".join(map(str, passport.special)),
         "search": ", ".join(

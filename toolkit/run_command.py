@@ -60,7 +60,7 @@ def run_command(
 
     Output lines stand in the order of the input. A line that cannot be translated leaves an empty line, a message on
     standard error, and exit code 1; the others go on. With --n-best above 1 each output has a line of its own: number
-    of the input line, score, text, separated by tabs.
+    of the input line, score, text, separated by tabs; a line without outputs has none.
 
     \b
     toolkit run "我爱猫。"
