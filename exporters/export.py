@@ -146,6 +146,8 @@ def _emerging(target: Path) -> Iterator[Path]:
             target.rename(workshop / "old")
         folder.rename(target)
     finally:
+        if (workshop / "old").exists() and not target.exists():  # interrupted between the two moves
+            (workshop / "old").rename(target)
         shutil.rmtree(workshop, ignore_errors=True)
 
 

@@ -54,10 +54,12 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         problems = [
             f"{name} is {getattr(self, name)}, expected more than 0"
             for name in positive.split()
-            if not 0 < getattr(self, name) < math.inf
+            if not getattr(self, name) > 0
         ]
         if not 0 <= self.label_smoothing < 1:
             problems.append(f"label_smoothing is {self.label_smoothing}, expected 0 <= label_smoothing < 1")
+        if self.learning_rate == math.inf:
+            problems.append("learning_rate is inf, expected a finite number")
         if not 0 <= self.seed < 2**32:
             problems.append(f"seed is {self.seed}, expected 0 <= seed < 2^32")
         if self.average < 0:
@@ -288,11 +290,9 @@ class Trainer:
                 f"{path} belongs to a run with other settings or data: use these, or train into another folder"
             )
         random_states = load_state(path, self.model, self._optimizer.optimizer)
-        processes = random_states["cpu"].shape[0]
-        if processes != self.accelerator.num_processes:
-            raise CheckpointError(
-                f"{path} belongs to a run of {processes} process(es), this one has {self.accelerator.num_processes}"
-            )
+        before, now = random_states["cpu"].shape[0], self.accelerator.num_processes
+        if before != now:
+            raise CheckpointError(f"{path} belongs to a run of {before} process(es), this one has {now}")
         if ("cuda" in random_states) != (self.accelerator.device.type == "cuda"):
             raise CheckpointError(
                 f"{path} belongs to a run on another kind of device than {self.accelerator.device.type}"

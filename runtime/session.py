@@ -22,6 +22,9 @@ EXECUTION_PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda
 ELEMENT_TYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 """ONNX Runtime's names of the contract's types."""
 
+MOST_THREADS = 256
+"""Each of the sessions starts that many; some hundred thousand would take all memory before anything ran."""
+
 HEAVY = {"Attention", "Gather", "Gemm", "LayerNormalization", "MatMul", "Softmax"}
 """Operators that must run on the requested provider; shapes are computed on the CPU everywhere."""
 
@@ -36,7 +39,8 @@ class OrtBackend:
         allow_fallback: Take the CPU where `provider` cannot run the graphs, instead of refusing.
 
     Raises:
-        ProviderError: `provider` is not there, or would leave heavy operators to the CPU; or `threads` is less than 1.
+        ProviderError: `provider` is not there, or would leave heavy operators to the CPU; or `threads` is
+            impossible.
         BundleError: ONNX Runtime cannot load a graph.
 
     Every verb raises `GraphError` when ONNX Runtime gives up on it.
@@ -47,8 +51,8 @@ class OrtBackend:
     ) -> None:
         if provider not in EXECUTION_PROVIDERS:
             raise ProviderError(f"provider is {provider!r}, expected one of {', '.join(EXECUTION_PROVIDERS)}")
-        if threads is not None and threads < 1:
-            raise ProviderError(f"threads is {threads}, expected at least 1")
+        if threads is not None and not 1 <= threads <= MOST_THREADS:
+            raise ProviderError(f"threads is {threads}, expected 1 to {MOST_THREADS}")
         self._graphs = _load(bundle, provider, threads)
         missed = dict.fromkeys(problem for graph in self._graphs.values() if (problem := graph.missed(provider)))
         if missed and not allow_fallback:

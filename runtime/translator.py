@@ -1,12 +1,12 @@
 """What most users need: open a bundle, hand over sentences, get translations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from .bundle import Bundle
 from .contract import contract_problems, graph_specs
-from .errors import BundleError, GenerationError, InputTooLongError
+from .errors import BundleError, GenerationError, InputTooLongError, TokenizerError
 from .generation import GenerationConfig, Hypothesis, generate
 from .session import OrtBackend, Provider
 from .tokenizer import Tokenizer
@@ -81,30 +81,45 @@ class Translator:
 
         Raises:
             InputTooLongError: more ids than the model has positions.
+            TokenizerError: `text` is not valid Unicode.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"the text is not valid Unicode: a lone surrogate at character {error.start + 1}"
+            ) from None
         ids = self._tokenizer.encode(text)
         self._check_length(ids)
         return ids
 
     def translate(
-        self, texts: Sequence[str], config: GenerationConfig | None = None, *, batch_tokens: int = BATCH_TOKENS
+        self, texts: Iterable[str], config: GenerationConfig | None = None, *, batch_tokens: int = BATCH_TOKENS
     ) -> list[Translation]:
         """Translate `texts`; the results stand in their order. An empty text gives an empty translation.
 
         Raises:
             InputTooLongError: a text has more tokens than the model has positions; nothing is translated.
+            TokenizerError: a text is not valid Unicode.
             GenerationError: `config` does not fit the model.
         """
         if isinstance(texts, str):
             raise TypeError("texts is one str, expected a list of them")
+        given: list[object] = list(texts)
+        texts = [text for text in given if isinstance(text, str)]
+        strangers = [
+            f"texts[{place}] is {type(text).__name__}" for place, text in enumerate(given) if not isinstance(text, str)
+        ]
+        if strangers:
+            raise TypeError(f"{'; '.join(strangers)}, expected str")
         results = [Translation("", 0.0, []) for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
         ids = []
         for index in filled:
             try:
                 ids.append(self.encode(texts[index]))
-            except InputTooLongError as error:
-                raise InputTooLongError(f"text {index + 1}: {error}") from None
+            except (InputTooLongError, TokenizerError) as error:
+                raise type(error)(f"text {index + 1}: {error}") from None
         for index, hypotheses in zip(filled, self.generate(ids, config, batch_tokens=batch_tokens), strict=True):
             results[index] = self.translation(hypotheses)
         return results
@@ -129,6 +144,10 @@ class Translator:
         """
         config = config or self.defaults
         _check_vocabulary(config.decoder_input_ids, self._passport.dims.vocab_size, "decoder_input_ids", "target")
+        if config.num_beams > self._passport.dims.vocab_size:
+            raise GenerationError(
+                f"num_beams is {config.num_beams}, the model has {self._passport.dims.vocab_size} tokens to begin with"
+            )
         for place, row in enumerate(ids):
             self._check_ids(row, place)
         results: list[list[Hypothesis]] = [[] for _ in ids]

@@ -1,6 +1,7 @@
 """What several test modules share. Torch is imported inside fixtures alone: the tests of `runtime` pass without it."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,14 @@ from runtime.translator import Translator
 
 if TYPE_CHECKING:
     from exporters_support import Export
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C reaches what the tests start, also where a shell in the background ignores it for them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -171,6 +171,26 @@ def test_a_failure_keeps_the_bundle_that_was_there(
     Bundle(tmp_path / "bundle")
 
 
+def test_an_interruption_while_the_old_bundle_makes_room_brings_it_back(
+    replayed: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "bundle"
+    export_bundle(replayed.checkpoint, target)
+    (target / "mark").touch()
+    rename = Path.rename
+
+    def interrupted(path: Path, to: Path) -> Path:
+        if path.name == "new":
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(replayed.checkpoint, target, force=True)
+    assert (target / "mark").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
 @pytest.mark.parametrize("stage", ["loading prefill", "writing the exam", "sitting the exam"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_interruption_at_any_stage_leaves_nothing(

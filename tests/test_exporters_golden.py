@@ -10,7 +10,7 @@ import pytest
 import torch
 from exporters_support import SMALL, VARIANTS, Export, random_model
 
-from exporters.golden import COLUMNS, Examiner, Sizes, recorded_sizes, special_ids, sweep_sizes
+from exporters.golden import COLUMNS, Examiner, Sizes, recorded_sizes, share_own_errors, special_ids, sweep_sizes
 from exporters.graphs import TRACED
 from exporters.reference import TorchBackend
 from models.config import ModelConfig
@@ -137,6 +137,30 @@ def test_margins_are_the_lead_of_the_best_logit(model: Transformer, written: Exa
             best, second = np.sort(logits[0])[::-1][:2]
             assert logits[0].argmax() == token
             assert margin == pytest.approx(best - second, abs=1e-9)
+
+
+def test_a_small_exam_takes_over_the_errors_that_a_wider_one_has_seen(model: Transformer) -> None:
+    exam, wider = Examiner(model, 1).write(FEW, SENTENCES), Examiner(model, 2).write(sweep_sizes(20), SENTENCES)
+    own = {
+        (case.verb, name): max(
+            other.own_error[name] for other in (*exam.graphs, *wider.graphs) if other.verb == case.verb
+        )
+        for case in exam.graphs
+        for name in case.own_error
+    }
+    share_own_errors(exam, wider)
+    for case in exam.graphs:
+        assert case.own_error == {name: own[case.verb, name] for name in case.reference}
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_an_error_that_is_not_a_number_is_taken_over_too(model: Transformer, place: int) -> None:
+    exam, wider = Examiner(model, 1).write(FEW, SENTENCES), Examiner(model, 2).write(FEW, SENTENCES)
+    last = [case for case in wider.graphs if case.verb == "step"][place]
+    last.own_error["logits"] = np.nan
+    share_own_errors(exam, wider)
+    assert all(np.isnan(case.own_error["logits"]) for case in exam.graphs if case.verb == "step")
+    assert not any(np.isnan(case.own_error["logits"]) for case in exam.graphs if case.verb == "prefill")
 
 
 @pytest.mark.parametrize("positions", [8, 9, 12, 18, 20, 33, 64, 65, 200, 512])

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 from models_support import random_pairs, tiny
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from models.checkpoint import WEIGHTS_FILE
@@ -212,3 +213,13 @@ def test_how_often_to_save_and_log_may_change(tmp_path: Path, uninterrupted: Pat
     trainer(tmp_path).run(resume=True)
     last = f"epochs/0003/{WEIGHTS_FILE}"
     assert_same_file(tmp_path / last, uninterrupted / last)
+
+
+def test_a_run_is_not_resumed_by_another_number_of_processes(uninterrupted: Path, tmp_path: Path) -> None:
+    with safe_open(uninterrupted / STATE_FILE, "pt") as file:
+        header = file.metadata()
+    tensors = load_file(uninterrupted / STATE_FILE)
+    tensors["random.cpu"] = tensors["random.cpu"].repeat(2, 1)
+    save_file(tensors, tmp_path / STATE_FILE, header)
+    with pytest.raises(CheckpointError, match=r"a run of 2 process\(es\), this one has 1"):
+        trainer(tmp_path).run(resume=True)

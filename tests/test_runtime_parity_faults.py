@@ -10,6 +10,7 @@ from runtime_support import GRAPH, ROLLOUT, TOKENS, Delegate, failed, judge
 
 from runtime.backend import Array, Cache, IntArray, LayerCache
 from runtime.bundle import Bundle
+from runtime.errors import GraphError
 from runtime.exam import Exam
 from runtime.parity import graph_results
 from runtime.session import OrtBackend
@@ -186,6 +187,38 @@ def test_a_missing_output_fails_on_the_graph_rung(tiny_backend: OrtBackend, exam
     assert results["logits"].passed
     assert results["present.0.decoder.key"].error == math.inf
     assert not results["present.0.decoder.key"].passed
+
+
+class GivesUp(Delegate):
+    """A graph into which the number of rows of the first case was baked."""
+
+    def encode(self, input_ids: Any, attention_mask: Any) -> Any:
+        if input_ids.shape()[0] != 1:
+            raise GraphError("gave up in encode: Reshape")
+        return super().encode(input_ids, attention_mask)
+
+
+def test_a_graph_that_gives_up_fails_on_the_graph_rung_with_its_reason(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+) -> None:
+    report = judge(tiny_bundle, exam, GivesUp(tiny_backend))
+    assert failed(report) == [GRAPH, ROLLOUT]
+    assert report.drift[0] == math.inf
+    (problem,) = report.rungs[GRAPH].problems
+    assert problem.startswith("encode: last_hidden_state is inf from the reference")
+    assert problem.endswith("(B=2 S=7: gave up in encode: Reshape)")
+
+
+def test_a_search_that_gives_up_fails_on_the_token_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+) -> None:
+    class Fault(Delegate):
+        def reorder(self, *_: Any) -> Cache[Any]:
+            raise GraphError("gave up in select")
+
+    report = judge(tiny_bundle, exam, Fault(tiny_backend))
+    assert failed(report) == [TOKENS]
+    assert all(difference.found == [] and not difference.tie for difference in report.differences)
 
 
 # Faults that only a chain shows

@@ -184,9 +184,9 @@ def test_an_unknown_provider_is_refused(tiny_bundle: Bundle) -> None:
         OrtBackend(tiny_bundle, provider=provider)
 
 
-@pytest.mark.parametrize("threads", [0, -2])
-def test_less_than_one_thread_is_refused(tiny_bundle: Bundle, threads: int) -> None:
-    with pytest.raises(ProviderError, match=f"threads is {threads}, expected at least 1"):
+@pytest.mark.parametrize("threads", [0, -2, 257, 10**9])
+def test_a_senseless_number_of_threads_is_refused(tiny_bundle: Bundle, threads: int) -> None:
+    with pytest.raises(ProviderError, match=f"threads is {threads}, expected 1 to 256"):
         OrtBackend(tiny_bundle, threads=threads)
 
 

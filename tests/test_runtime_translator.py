@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime_support import POSITIONS, TINY, VOCABULARY, edit_passport
 
 from runtime import GenerationConfig, Hypothesis, Translation, Translator
-from runtime.errors import BundleError, GenerationError, InputTooLongError, ProviderError, RuntimeFault
+from runtime.errors import BundleError, GenerationError, InputTooLongError, ProviderError, RuntimeFault, TokenizerError
 from runtime.session import OrtBackend
 from runtime.translator import token_batches
 
@@ -234,3 +234,23 @@ def test_every_error_of_the_package_can_be_caught_as_one(translator: Translator)
         translator.generate([[]])
     with pytest.raises(RuntimeFault):
         Translator.open("nowhere")
+
+
+def test_texts_may_come_from_a_generator(translator: Translator) -> None:
+    texts = ["a b c", "", "d e f"]
+    assert translator.translate(text for text in texts) == translator.translate(texts)
+
+
+def test_what_is_no_text_is_named_by_its_place(translator: Translator) -> None:
+    with pytest.raises(TypeError, match=r"texts\[1\] is bytes; texts\[2\] is NoneType, expected str"):
+        translator.translate(["a b", b"c d", None])  # type: ignore[list-item]
+
+
+def test_a_lone_surrogate_is_refused_by_its_place(translator: Translator) -> None:
+    with pytest.raises(TokenizerError, match=r"text 2: the text is not valid Unicode: a lone surrogate at character 3"):
+        translator.translate(["a b", "a \ud800"])
+
+
+def test_more_beams_than_tokens_are_refused(translator: Translator) -> None:
+    with pytest.raises(GenerationError, match=f"num_beams is {VOCABULARY + 1}, the model has {VOCABULARY} tokens"):
+        translator.translate(["a b c"], GenerationConfig(num_beams=VOCABULARY + 1))

@@ -159,3 +159,14 @@ def test_cuda_is_refused_where_it_would_not_be_used_unless_the_fallback_is_allow
     done = run("--provider", "cuda", "--allow-fallback", "a b c")
     assert (done.returncode, done.stdout) == (0, b"c b a\n")
     assert done.stderr.decode().strip() == "cuda cannot be used here: running on cpu"
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.2, 0.3])
+def test_ctrl_c_while_the_program_starts_shows_no_traceback(delay: float) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT) as process:
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode in (130, -signal.SIGINT)  # the latter before Python itself has started
+    assert b"toolkit" not in error

@@ -126,6 +126,7 @@ def test_verify_says_where_it_ran_when_it_fell_back() -> None:
     result = toolkit("verify", TINY, "--provider", "cuda", "--allow-fallback", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["provider"] == "cpu"
+    assert "The ladder, on cpu" in toolkit("verify", TINY).stdout
     assert result.stderr.splitlines()[0] == "cuda cannot be used here: running on cpu"
 
 
@@ -264,3 +265,10 @@ def test_ctrl_c_during_an_export_leaves_nothing(
 )
 def test_a_wrong_command_line_says_what_is_wrong(arguments: list[str], expected: str) -> None:
     assert expected in refusal(toolkit(*arguments), code=2)
+
+
+def test_examples_in_the_help_stand_on_lines_of_their_own() -> None:
+    shown = toolkit("run", "--help").stdout
+    assert "\n  toolkit run --file input.txt --beam 4 > output.txt\n" in shown
+    assert "\b" not in shown
+    assert r"\b" not in shown

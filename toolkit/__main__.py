@@ -1,6 +1,17 @@
-"""`python -m toolkit`, which `accelerate launch -m toolkit` calls in every process."""
+"""The program itself: the console script, and what `accelerate launch -m toolkit` starts in every process."""
 
-from .cli import main
+import sys
+
+
+def run() -> None:
+    """Run the command line; Ctrl-C while the commands are still being imported is no traceback either."""
+    try:
+        from .cli import main
+
+        main(prog_name="toolkit")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
-    main(prog_name="toolkit")
+    run()

@@ -38,6 +38,6 @@ def export_command(
     if as_json:
         click.echo(report_json(report, bundle, provider="cpu"))
     else:
-        show_report(report, tensors=False)
+        show_report(report, provider="cpu", tensors=False)
         size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
         click.echo(f"{bundle}: {size / 1e6:.1f} MB. Try: toolkit run --bundle {bundle} TEXT")

@@ -59,10 +59,10 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def show_report(report: Report, *, tensors: bool) -> None:
+def show_report(report: Report, *, provider: str, tensors: bool) -> None:
     """The rungs, the outputs behind rung 2 if asked for, every problem, and the verdict."""
     out = console()
-    rungs = table("The ladder", "rung", "verdict", "compared", "found", right=["compared"])
+    rungs = table(f"The ladder, on {provider}", "rung", "verdict", "compared", "found", right=["compared"])
     for rung in report.rungs:
         verdict = "[green]pass[/]" if rung.passed else "[red]FAIL[/]"
         rungs.add_row(f"{rung.rung} {rung.name}", verdict, f"{rung.compared:,}", rung.summary)

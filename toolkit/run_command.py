@@ -56,7 +56,7 @@ def run_command(
     allow_fallback: bool,
     batch_tokens: int | None,
 ) -> None:
-    r"""Translate each TEXT, the lines of a file, or the lines of standard input as they come.
+    """Translate each TEXT, the lines of a file, or the lines of standard input as they come.
 
     Output lines stand in the order of the input. A line that cannot be translated leaves an empty line, a message on
     standard error, and exit code 1; the others go on. With --n-best above 1 each output has a line of its own: number
@@ -66,7 +66,7 @@ def run_command(
     toolkit run "我爱猫。"
     toolkit run --file input.txt --beam 4 > output.txt
     cat input.txt | toolkit run --json
-    """
+    """  # noqa: D301 - click reads the backspace, not its name
     if texts and file:
         raise click.UsageError("give TEXT or --file, not both")
     from runtime.translator import BATCH_TOKENS, Translator

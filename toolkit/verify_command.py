@@ -63,7 +63,7 @@ def verify_command(
     if as_json:
         click.echo(report_json(report, bundle, provider=backend.provider, seed=seed))
     else:
-        show_report(report, tensors=True)
+        show_report(report, provider=backend.provider, tensors=True)
         if seed is not None:
             click.echo(f"fresh exam of seed {seed}: repeat it with --seed {seed}")
     if not report.passed:
