@@ -231,7 +231,17 @@ class GivesNan(Transformer):
         return logits * torch.nan if cache[0].decoder.key.shape[2] > 1 else logits, grown
 
 
-@pytest.mark.parametrize("fault", [ForgetsPosition, SeesTheFuture, GivesNan])
+class WrongAfterOneToken(Transformer):
+    """A step that is wrong after a prefix of one token alone."""
+
+    def step(
+        self, input_ids: torch.Tensor, encoder_attention_mask: torch.Tensor, cache: Cache
+    ) -> tuple[torch.Tensor, Cache]:
+        logits, grown = super().step(input_ids, encoder_attention_mask, cache)
+        return logits + 1e-6 * (cache[0].decoder.key.shape[2] == 1), grown
+
+
+@pytest.mark.parametrize("fault", [ForgetsPosition, SeesTheFuture, GivesNan, WrongAfterOneToken])
 def test_the_cache_check_finds_a_step_that_is_not_the_forward_pass(fault: type[Transformer]) -> None:
     config = VARIANTS["pre-norm, all shared"].config
     model = fault(config)
