@@ -10,7 +10,7 @@ PIP := --quiet --disable-pip-version-check
 CODE := models exporters runtime toolkit tests examples
 BUNDLE := bundles/zh-en
 
-.PHONY: help demo test lint types arrows unit deployed format clean
+.PHONY: help demo test lint types arrows unit deployed parity gate examiner format clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -20,7 +20,7 @@ demo: $(VENV)/installed ## export the shipped model, verify it, translate the ex
 	$(BIN)/toolkit verify $(BUNDLE)
 	$(BIN)/toolkit run --bundle $(BUNDLE) --file examples/sentences.txt | paste examples/sentences.txt -
 
-test: lint types arrows unit deployed ## everything that a change must pass
+test: lint types arrows unit deployed parity ## everything that a change must pass
 
 lint: $(VENV)/installed ## formatting and lint
 	$(BIN)/ruff format --check $(CODE)
@@ -37,6 +37,19 @@ unit: $(VENV)/installed ## the tests
 
 deployed: $(BARE)/installed ## the wheel where torch is not installed: runtime tests and commands
 	$(BARE)/bin/pytest -p no:cacheprovider -o pythonpath= tests/test_runtime_*.py tests/test_deployed.py
+
+parity: $(BARE)/installed $(BUNDLE)/bundle.json ## the parity suite of the wheel, on the test bundle and on the shipped model's
+	$(BARE)/bin/pytest -p no:cacheprovider --quiet --pyargs runtime.parity_suite --bundle tests/data/tiny
+	$(BARE)/bin/pytest -p no:cacheprovider --quiet --pyargs runtime.parity_suite --bundle $(BUNDLE)
+
+gate: $(VENV)/installed $(BUNDLE)/bundle.json ## what lower precisions are judged by, and why: the tables in docs/parity.md
+	$(BIN)/python tests/gate_table.py $(BUNDLE)
+
+examiner: $(VENV)/installed ## the table of faults and of good bundles in docs/parity.md
+	$(BIN)/python tests/examiner_table.py
+
+$(BUNDLE)/bundle.json: $(VENV)/installed $(shell find models exporters runtime -name '*.py')
+	$(BIN)/toolkit export --force models/pretrained/zh_en $(BUNDLE)
 
 format: $(VENV)/installed ## put the code into shape
 	$(BIN)/ruff format $(CODE)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import onnx
 import onnx_ir as ir
-import onnxruntime
 
 from models.checkpoint import load_checkpoint
 from models.config import ModelConfig
@@ -22,7 +21,6 @@ from runtime.bundle import (
     WEIGHTS,
     Bundle,
     Passport,
-    Verification,
     record_files,
     write_passport,
 )
@@ -30,9 +28,9 @@ from runtime.contract import GRAPH_FILES
 from runtime.exam import Exam, save_exam
 from runtime.generation import GenerationConfig
 from runtime.parity import Report
-from runtime.session import OrtBackend, Provider
+from runtime.session import OrtBackend
 from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
-from runtime.verify import sit_bundle
+from runtime.verify import record, sit_bundle
 
 from .errors import ExportError
 from .golden import Examiner, recorded_sizes, share_own_errors, special_ids, sweep_sizes, tool_versions
@@ -79,8 +77,9 @@ def export_bundle(
     with _emerging(target) as folder:
         versions = _write_graphs(model, folder, opset, say)
         say("writing the exam")
-        exam = Examiner(model, EXAM_SEED).write(recorded_sizes(model.config.max_positions), asked)
-        sweep = Examiner(model, SWEEP_SEED).write(sweep_sizes(model.config.max_positions), asked)
+        tokenizer, positions = Tokenizer(checkpoint), model.config.max_positions
+        exam = Examiner(model, EXAM_SEED, tokenizer).write(recorded_sizes(positions), asked)
+        sweep = Examiner(model, SWEEP_SEED, tokenizer).write(sweep_sizes(positions), asked)
         share_own_errors(exam, sweep)
         save_exam(exam, folder / GOLDEN)
         _write_companions(checkpoint, model.config, folder)
@@ -92,12 +91,16 @@ def export_bundle(
         _require(sit_bundle(bundle, backend, sweep), "the sweep over sizes that were not traced")
         say("sitting the exam")
         report = _require(sit_bundle(bundle, backend), "its exam")
-        write_passport(folder, msgspec.structs.replace(passport, verification=verification(report, backend.provider)))
+        record(bundle, report)
     return report
 
 
-def fresh_exam(checkpoint: Path, bundle: Bundle, seed: int, sentences: Path | None = None) -> Exam:
+def fresh_exam(
+    checkpoint: Path, bundle: Bundle, seed: int, sentences: Path | None = None, *, explain_all: bool = False
+) -> Exam:
     """A new exam about `checkpoint` for `bundle`, with random inputs of `seed`; see `export_bundle` for `sentences`.
+
+    With `explain_all` every case tells what the modules inside the graphs give, which takes memory.
 
     Raises:
         ExportError: the bundle was exported from a model of other sizes.
@@ -106,19 +109,9 @@ def fresh_exam(checkpoint: Path, bundle: Bundle, seed: int, sentences: Path | No
     expected, found = dims_of(model.config), bundle.passport.dims
     if expected != found:
         raise ExportError(f"{bundle.folder} is not of {checkpoint}: it has {found}, the checkpoint {expected}")
-    return Examiner(model, seed).write(
-        sweep_sizes(model.config.max_positions), _sentences(checkpoint, model.config, sentences)
-    )
-
-
-def verification(report: Report, provider: Provider) -> Verification:
-    """What a passport keeps of `report`."""
-    return Verification(
-        passed=report.passed,
-        provider=provider,
-        runtime=f"onnxruntime {onnxruntime.__version__}",
-        rungs={str(rung.rung): "pass" if rung.passed else "fail" for rung in report.rungs},
-    )
+    asked = _sentences(checkpoint, model.config, sentences)
+    sizes = sweep_sizes(model.config.max_positions)
+    return Examiner(model, seed, Tokenizer(checkpoint)).write(sizes, asked, explain_all=explain_all)
 
 
 def _refuse_to_overwrite(target: Path, *, force: bool) -> None:

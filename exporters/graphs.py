@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
@@ -127,6 +128,7 @@ def _export(verb: _Verb, spec: GraphSpec, opset: int) -> ir.Model:
     model = program.model
     model.graph.name = spec.verb
     _conform(model.graph, spec)
+    _hide_wholly(model.graph)
     _forget_the_trace(model)
     return model
 
@@ -149,6 +151,21 @@ def _conform(graph: ir.Graph, spec: GraphSpec) -> None:
             value.shape = ir.Shape([GROWN if size == f"{PAST} + 1" else size for size in sizes])
     if problems:
         raise ExportError(f"{spec.verb}: " + "; ".join(dict.fromkeys(problems)))
+
+
+def _hide_wholly(graph: ir.Graph) -> None:
+    """Where attention is spelt out, mask with minus infinity, as PyTorch does.
+
+    The exporter takes the least finite number, by which a query that may see nothing would see everything alike; the
+    NaN that minus infinity gives in its place is turned into zeros further on.
+    """
+    least = np.finfo(np.float32).min
+    for value in graph.initializers.values():
+        constant = value.const_value
+        if constant is not None and constant.size == 1 and constant.dtype == ir.DataType.FLOAT:
+            array = constant.numpy()
+            if array.item() == least:
+                value.const_value = ir.tensor(np.full_like(array, -np.inf), name=value.name)
 
 
 def _forget_the_trace(model: ir.Model) -> None:

@@ -18,21 +18,21 @@ class TorchBackend:
     """
 
     def __init__(self, model: Transformer) -> None:
-        self._model = model.eval()
+        self.model = model.eval()
         weight = next(model.parameters())
         self._device, self._dtype = weight.device, weight.dtype
 
     @torch.no_grad()
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """See `Backend.encode`."""
-        return self._model.encode(input_ids, attention_mask)
+        return self.model.encode(input_ids, attention_mask)
 
     @torch.no_grad()
     def prefill(
         self, input_ids: Tensor, memory: Tensor, encoder_attention_mask: Tensor
     ) -> tuple[Tensor, Cache[Tensor]]:
         """See `Backend.prefill`."""
-        logits, cache = self._model.prefill(input_ids, memory, encoder_attention_mask)
+        logits, cache = self.model.prefill(input_ids, memory, encoder_attention_mask)
         return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in cache)
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class TorchBackend:
     ) -> tuple[Tensor, Cache[Tensor]]:
         """See `Backend.step`."""
         past = tuple(ModelLayerCache(KeyValue(*layer[:2]), KeyValue(*layer[2:])) for layer in cache)
-        logits, grown = self._model.step(input_ids, encoder_attention_mask, past)
+        logits, grown = self.model.step(input_ids, encoder_attention_mask, past)
         return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in grown)
 
     def reorder(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:

@@ -1,7 +1,7 @@
 """A bundle is one folder with a passport, `bundle.json`, that says what every file is and how to know it again."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +17,9 @@ WEIGHTS = "weights.bin"
 EXAM_ROLE = "exam"
 ROLES = (*GRAPH_FILES, EXAM_ROLE)
 """What every bundle has."""
-FORMAT = "seq2onnx-bundle-1"
+COMPANIONS = ("config.json", "generation_config.json")
+"""By which transformers and Optimum open the folder; the runtime itself reads the passport."""
+FORMAT = "seq2onnx-bundle-2"
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,15 +29,20 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the verification at export found, and where it ran."""
+class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the last recorded verification found, and where it ran."""
 
     passed: bool
-    provider: str
-    runtime: str
-    """Name and version of what ran the graphs."""
+    setting: str
+    """Runtime, optimisation level and threads."""
+    versions: dict[str, str]
+    """Of what computed."""
     rungs: dict[str, str]
     """Verdict of each rung, "pass" or "fail"."""
+    thresholds: dict[str, float] = {}
+    """Of a lower precision: the limits in force."""
+    figures: dict[str, float] = {}
+    """Of a lower precision: what was found."""
 
 
 class Passport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +66,12 @@ class Passport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     verification: Verification | None = None
 
 
+class _Head(msgspec.Struct):
+    """What every version of the passport has."""
+
+    format: str
+
+
 class Bundle:
     """An opened bundle: its folder and its passport, every file compared with its record.
 
@@ -72,6 +85,7 @@ class Bundle:
         problems = [
             *_contradictions(self.passport),
             *(problem for name, record in self.passport.files.items() if (problem := _mismatch(folder, name, record))),
+            *_strange_companions(folder, self.passport),
         ]
         if problems:
             raise BundleError(
@@ -93,14 +107,17 @@ def read_passport(folder: Path) -> Passport:
         what = "is a file" if folder.exists() else "does not exist"
         raise BundleError(f"{folder} {what}: expected a bundle, a folder that 'toolkit export' wrote")
     try:
-        passport = msgspec.json.decode(path.read_bytes(), type=Passport)
+        content = path.read_bytes()
+        found = msgspec.json.decode(content, type=_Head).format
+        if found != FORMAT:
+            raise BundleError(f"{path}: format is {found!r}, this version reads {FORMAT!r}: export the bundle again")
+        return msgspec.json.decode(content, type=Passport)
+    except BundleError:
+        raise
     except FileNotFoundError:
         raise BundleError(f"{folder} is not a bundle: it has no {PASSPORT}") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise BundleError(f"{path} is damaged: {error}") from None
-    if passport.format != FORMAT:
-        raise BundleError(f"{path}: format is {passport.format!r}, this version reads {FORMAT!r}")
-    return passport
 
 
 def write_passport(folder: Path, passport: Passport) -> None:
@@ -128,7 +145,32 @@ def _contradictions(passport: Passport) -> list[str]:
         for name, value in passport.special._asdict().items()
         if not 0 <= value < passport.dims.vocab_size
     ]
+    longest, positions = passport.generation.max_length or 0, passport.dims.max_positions
+    if longest > positions:
+        problems.append(f"outputs have up to {longest} tokens, the model {positions} positions")
     return problems
+
+
+def _strange_companions(folder: Path, passport: Passport) -> Iterator[str]:
+    """Where the files by which others open the folder say something else than the passport."""
+    ours = {
+        "pad_token_id": passport.special.pad,
+        "decoder_start_token_id": passport.special.start,
+        "eos_token_id": passport.special.eos,
+    }
+    for name in COMPANIONS:
+        try:
+            theirs = msgspec.json.decode((folder / name).read_bytes(), type=dict[str, Any])
+        except OSError:
+            continue
+        except msgspec.DecodeError as error:
+            yield f"{name} is damaged: {error}"
+            continue
+        yield from (
+            f"{name}: {key} is {theirs[key]}, the passport says {value}"
+            for key, value in ours.items()
+            if theirs.get(key, value) != value
+        )
 
 
 def _mismatch(folder: Path, name: str, record: FileRecord) -> str | None:

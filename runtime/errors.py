@@ -31,3 +31,7 @@ class ProviderError(RuntimeFault):
 
 class ExamError(RuntimeFault):
     """The recorded exam is missing or damaged."""
+
+
+class ThresholdError(RuntimeFault):
+    """A threshold is not known, or does not apply."""

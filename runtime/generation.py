@@ -12,7 +12,7 @@ from .decoding import Decoding, Limits, SpecialIds, forbid_early_end, log_softma
 from .errors import GenerationError
 
 
-class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to search. Names and meanings are those of `transformers.GenerationConfig`.
 
     Raises:

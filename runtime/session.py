@@ -17,7 +17,16 @@ from .contract import ENCODE, PREFILL, SELECT, STEP, GraphSpec, TensorSpec, grap
 from .errors import BundleError, GraphError, ProviderError
 
 Provider = Literal["cpu", "cuda"]
+Optimization = Literal["none", "basic", "extended", "all"]
 EXECUTION_PROVIDERS: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+OPTIMIZATIONS: dict[Optimization, ort.GraphOptimizationLevel] = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+"""How much ONNX Runtime rewrites a graph before it runs it, from nothing to everything."""
 
 ELEMENT_TYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 """ONNX Runtime's names of the contract's types."""
@@ -36,6 +45,7 @@ class OrtBackend:
         bundle: The opened bundle.
         provider: Where to run.
         threads: Threads of one operator, all graphs alike; None for the CPUs that this process may use.
+        optimization: How much ONNX Runtime may rewrite the graphs.
         allow_fallback: Take the CPU where `provider` cannot run the graphs, instead of refusing.
 
     Raises:
@@ -47,13 +57,21 @@ class OrtBackend:
     """
 
     def __init__(
-        self, bundle: Bundle, *, provider: Provider = "cpu", threads: int | None = None, allow_fallback: bool = False
+        self,
+        bundle: Bundle,
+        *,
+        provider: Provider = "cpu",
+        threads: int | None = None,
+        optimization: Optimization = "all",
+        allow_fallback: bool = False,
     ) -> None:
         if provider not in EXECUTION_PROVIDERS:
             raise ProviderError(f"provider is {provider!r}, expected one of {', '.join(EXECUTION_PROVIDERS)}")
         if threads is not None and not 1 <= threads <= MOST_THREADS:
             raise ProviderError(f"threads is {threads}, expected 1 to {MOST_THREADS}")
-        self._graphs = _load(bundle, provider, threads)
+        if optimization not in OPTIMIZATIONS:
+            raise ProviderError(f"optimization is {optimization!r}, expected one of {', '.join(OPTIMIZATIONS)}")
+        self._graphs = _load(bundle, provider, threads, optimization)
         missed = dict.fromkeys(problem for graph in self._graphs.values() if (problem := graph.missed(provider)))
         if missed and not allow_fallback:
             raise ProviderError(
@@ -61,7 +79,7 @@ class OrtBackend:
                 "Install what it needs, choose another provider, or allow the fallback to the CPU"
             )
         if missed:
-            self._graphs = _load(bundle, "cpu", threads)
+            self._graphs = _load(bundle, "cpu", threads, optimization)
         self.provider: Provider = "cpu" if missed else provider
         """Where the graphs really run."""
         self._layers = bundle.passport.dims.layers
@@ -126,19 +144,22 @@ class OrtBackend:
         return list(zip(picked[::2], picked[1::2], strict=True))
 
 
-def _load(bundle: Bundle, provider: Provider, threads: int | None) -> "dict[str, _Graph]":
+def _load(bundle: Bundle, provider: Provider, threads: int | None, optimization: Optimization) -> "dict[str, _Graph]":
     specs = graph_specs(bundle.passport.dims)
-    return {verb: _Graph(spec, bundle.path(verb), provider, threads) for verb, spec in specs.items()}
+    return {verb: _Graph(spec, bundle.path(verb), provider, threads, optimization) for verb, spec in specs.items()}
 
 
 class _Graph:
     """One graph in one session."""
 
-    def __init__(self, spec: GraphSpec, path: Path, provider: Provider, threads: int | None) -> None:
+    def __init__(
+        self, spec: GraphSpec, path: Path, provider: Provider, threads: int | None, optimization: Optimization
+    ) -> None:
         self._spec = spec
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
         options.inter_op_num_threads = 1
+        options.graph_optimization_level = OPTIMIZATIONS[optimization]
         options.log_severity_level = 4  # what is fatal comes as an exception
         options.enable_mem_pattern = False  # it keeps a plan for every shape that ever came
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

@@ -55,6 +55,10 @@ class Tokenizer:
         """Target ids of `text`, EOS at the end."""
         return [*self._lookup(self._target, text), self.special.eos]
 
+    def piece(self, index: int) -> str:
+        """The piece of one id, as the vocabulary has it."""
+        return self._by_id.get(index, f"#{index}")
+
     def decode(self, ids: list[int]) -> str:
         """The text of target `ids`; special tokens, `<unk>` among them, are left out."""
         pieces = [self._by_id[index] for index in ids if index in self._by_id and index not in self._hidden]

@@ -16,7 +16,7 @@ def call(backend: Backend[Tensor], verb: str, inputs: Mapping[str, Array]) -> di
         logits, cache = backend.prefill(ids, backend.put(inputs["encoder_hidden_states"]), mask)
         return {"logits": backend.get(logits)} | _named(backend, cache, ("decoder", "encoder"))
     if verb == STEP:
-        logits, cache = backend.step(ids, mask, _past(backend, inputs))
+        logits, cache = backend.step(ids, mask, past_caches(backend, inputs))
         return {"logits": backend.get(logits)} | _named(backend, cache, ("decoder",))
     raise ValueError(f"verb is {verb!r}, expected one of {', '.join(VERBS)}")
 
@@ -30,7 +30,8 @@ def _named(backend: Backend[Tensor], cache: Cache[Tensor], sides: tuple[str, ...
     }
 
 
-def _past(backend: Backend[Tensor], inputs: Mapping[str, Array]) -> Cache[Tensor]:
+def past_caches(backend: Backend[Tensor], inputs: Mapping[str, Array]) -> Cache[Tensor]:
+    """The caches among the `inputs` of a step."""
     layers = sum(name.endswith(".decoder.key") for name in inputs)
     return tuple(
         LayerCache(

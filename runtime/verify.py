@@ -1,26 +1,154 @@
 """A bundle on the examiner's bench: opened as it will be deployed, it sits its own exam or another."""
 
-from .bundle import EXAM_ROLE, Bundle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from .backend import Backend
+from .bundle import EXAM_ROLE, Bundle, Verification, write_passport
 from .contract import graph_specs
-from .exam import Exam, TokenCase, load_exam
-from .generation import Hypothesis, generate
+from .environment import versions
+from .errors import ProviderError
+from .exam import Exam, load_exam
 from .parity import Report, sit
-from .session import OrtBackend
+from .parity.candidate import Candidate
+from .parity.ladder import as_setting, with_settings
+from .parity.report import CaseResult, SettingResult, rung_result
+from .session import OPTIMIZATIONS, Optimization, OrtBackend, Provider, available_cpus
+from .tokenizer import Tokenizer
+
+RuntimeName = Literal["ort-cpu", "ort-cuda", "openvino", "reference"]
+"""ONNX Runtime on either provider, OpenVINO, and the evaluator of the `onnx` package."""
+ORT_PROVIDERS: dict[RuntimeName, Provider] = {"ort-cpu": "cpu", "ort-cuda": "cuda"}
 
 
-def sit_bundle(bundle: Bundle, backend: OrtBackend, exam: Exam | None = None) -> Report:
-    """Let `backend`, which runs `bundle`, sit `exam`, by default the one that was recorded with the bundle.
+class Setting(NamedTuple):
+    """How a bundle is run. Only ONNX Runtime has optimisation levels; the reference evaluator has no threads either."""
+
+    runtime: RuntimeName = "ort-cpu"
+    optimization: Optimization = "all"
+    threads: int | None = None
+    """None for the CPUs at hand."""
+
+    def __str__(self) -> str:
+        """For people: "ort-cpu, optimization all, 2 threads"."""
+        if self.runtime == "reference":
+            return self.runtime
+        count = self.threads or available_cpus()
+        threads = f"{count} thread{'s' * (count > 1)}"
+        if self.runtime == "openvino":
+            return f"{self.runtime}, {threads}"
+        return f"{self.runtime}, optimization {self.optimization}, {threads}"
+
+
+Opener = Callable[[Bundle, Setting], Backend[Any]]
+
+
+def open_backend(bundle: Bundle, setting: Setting) -> Backend[Any]:
+    """ONNX Runtime at `setting`; who has other runtimes opens these.
+
+    Raises:
+        ProviderError: it cannot be had here.
+        BundleError: it cannot load a graph.
+    """
+    if setting.runtime not in ORT_PROVIDERS:
+        raise ProviderError(f"the runtime is {setting.runtime!r}, expected one of {', '.join(ORT_PROVIDERS)}")
+    provider = ORT_PROVIDERS[setting.runtime]
+    return OrtBackend(bundle, provider=provider, threads=setting.threads, optimization=setting.optimization)
+
+
+def default_sweep(setting: Setting) -> list[Setting]:
+    """What is tried beside `setting` when nothing else is asked for: the other levels, and a single thread."""
+    if setting.runtime not in ORT_PROVIDERS:
+        return []
+    others = [setting._replace(optimization=level) for level in OPTIMIZATIONS if level != setting.optimization]
+    alone = setting._replace(threads=1)
+    return [*others, *([alone] if str(alone) != str(setting) else [])]
+
+
+def examine(
+    bundle: Bundle,
+    settings: Sequence[Setting],
+    exam: Exam | None = None,
+    *,
+    thresholds: Mapping[str, float] | None = None,
+    opener: Opener = open_backend,
+    say: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """The whole ladder for `bundle`: rungs 0 to 5 at the first of `settings`, rung 6 over all of them.
+
+    Args:
+        bundle: The opened bundle.
+        settings: The one that will be deployed first.
+        exam: By default the one that was recorded with the bundle.
+        thresholds: For a lower precision, limits that take the place of the table's.
+        opener: Opens a backend; see `open_backend`.
+        say: Called with each setting before it is tried.
 
     Raises:
         ExamError: the recorded exam is missing or damaged.
-        GraphError: ONNX Runtime gave up on a question.
+        ProviderError: a runtime cannot be had here.
     """
-    passport = bundle.passport
-
-    def search(case: TokenCase) -> Hypothesis:
-        positions = passport.dims.max_positions
-        ((best, *_),) = generate(backend, [case.source_ids], case.config, passport.special, positions)
-        return best
-
     questions = exam or load_exam(bundle.path(EXAM_ROLE))
-    return sit(questions, backend, search, graph_specs(passport.dims), backend.found_specs())
+    first, *others = settings
+    say(str(first))
+    report = sit_bundle(bundle, opener(bundle, first), questions, setting=str(first), thresholds=thresholds)
+    rows = []
+    for setting in others if report.rungs[0].passed else []:
+        say(str(setting))
+        found = sit_bundle(bundle, opener(bundle, setting), questions, setting=str(setting), thresholds=thresholds)
+        rows.append(as_setting(found, str(setting)))
+    whole = with_settings(report, str(first), rows)
+    return _with_levels(whole, [first, *others][: len(whole.settings)])
+
+
+def sit_bundle(
+    bundle: Bundle,
+    backend: Backend[Any],
+    exam: Exam | None = None,
+    *,
+    setting: str = str(Setting()),
+    thresholds: Mapping[str, float] | None = None,
+) -> Report:
+    """Let `backend`, which runs `bundle` at `setting`, sit `exam`; see `examine`."""
+    candidate = Candidate(backend, bundle.passport, Tokenizer(bundle.folder), setting)
+    # The structure is that of the files: other runtimes forget the names of axes.
+    graphs = backend if isinstance(backend, OrtBackend) else OrtBackend(bundle, threads=1, optimization="none")
+    questions = exam or load_exam(bundle.path(EXAM_ROLE))
+    return sit(questions, candidate, graph_specs(bundle.passport.dims), graphs.found_specs(), thresholds)
+
+
+def record(bundle: Bundle, report: Report) -> None:
+    """Write what `report` says into the passport of `bundle`."""
+    found = Verification(
+        passed=report.passed,
+        setting=report.settings[0].setting,
+        versions=versions(),
+        rungs={str(rung.rung): "pass" if rung.passed else "fail" for rung in report.rungs},
+        thresholds=report.thresholds,
+        figures={figure.name: figure.value for figure in report.figures},
+    )
+    write_passport(bundle.folder, msgspec.structs.replace(bundle.passport, verification=found))
+
+
+def _with_levels(report: Report, settings: Sequence[Setting]) -> Report:
+    """`report` with a line for each runtime that some optimisation level breaks, and a lower one does not."""
+    verdicts = []
+    levels = list(OPTIMIZATIONS)
+    rows: dict[tuple[str, int | None], dict[int, SettingResult]] = {}
+    for setting, row in zip(settings, report.settings, strict=True):
+        if setting.runtime in ORT_PROVIDERS:
+            tried = rows.setdefault((setting.runtime, setting.threads), {})
+            tried[levels.index(setting.optimization)] = row
+    for (runtime, _), tried in rows.items():
+        broken = next((level for level in sorted(tried) if not tried[level].passed), None)
+        sound = [levels[level] for level in sorted(tried) if broken is not None and level < broken]
+        if broken is not None and sound:
+            sentence = f"{runtime} breaks at optimization {levels[broken]}: {' and '.join(sound)} pass"
+            verdicts.append(CaseResult(label=f"{runtime} levels", compared=1, problems=[sentence]))
+    if not verdicts:
+        return report
+    last = report.rungs[6]
+    rung = rung_result(6, last.summary, [*last.cases, *verdicts])
+    return msgspec.structs.replace(report, rungs=[*report.rungs[:6], rung])

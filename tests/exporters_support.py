@@ -13,6 +13,7 @@ from runtime_support import TINY, VOCABULARY
 from torch import nn
 
 from exporters.export import SENTENCES, export_bundle
+from exporters.golden import Examiner
 from models.checkpoint import save_checkpoint
 from models.config import ModelConfig
 from models.transformer import Transformer
@@ -20,7 +21,7 @@ from runtime.backend import Array
 from runtime.bundle import Bundle
 from runtime.contract import GRAPH_FILES, SELECT, VERBS
 from runtime.parity import Report
-from runtime.tokenizer import TOKENIZER_FILES
+from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
 
 POSITIONS = 20
 SMALL: dict[str, Any] = {
@@ -133,6 +134,11 @@ def write_checkpoint(model: Transformer, folder: Path) -> Path:
         shutil.copyfile(TINY / name, folder / name)
     (folder / SENTENCES).write_text("a b c d\n\nf e d c b a\n", "utf-8")
     return folder
+
+
+def examiner(model: Transformer, seed: int) -> Examiner:
+    """Writes exams about `model`, with the tokenizer of the bundle in tests/data."""
+    return Examiner(model, seed, Tokenizer(TINY))
 
 
 def make_export(name: str, folder: Path) -> Export:

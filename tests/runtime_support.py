@@ -9,15 +9,16 @@ from typing import Any
 from runtime.backend import Array, Cache, IntArray, LayerCache
 from runtime.bundle import PASSPORT, Bundle
 from runtime.contract import graph_specs
-from runtime.exam import Exam, TokenCase
-from runtime.generation import Hypothesis, generate
+from runtime.exam import Exam
 from runtime.parity import Report, sit
+from runtime.parity.candidate import Candidate
 from runtime.session import OrtBackend
+from runtime.tokenizer import Tokenizer
 
 TINY = Path(__file__).parent / "data" / "tiny"
 """A model of 31 thousand weights that reverses letters: "a b c d e" to "e d c b a"."""
 POSITIONS, VOCABULARY = 24, 45
-STRUCTURE, CACHE, GRAPH, ROLLOUT, TOKENS = range(5)
+STRUCTURE, CACHE, GRAPH, ROLLOUT, TOKENS, INVARIANCE, DEPLOYMENT = range(7)
 """The rungs."""
 
 
@@ -77,14 +78,8 @@ class Delegate:
 
 def judge(bundle: Bundle, exam: Exam, backend: Any) -> Report:
     """What the ladder says about `backend`, which runs `bundle`."""
-    passport = bundle.passport
-    specs = graph_specs(passport.dims)
-
-    def search(case: TokenCase) -> Hypothesis:
-        ((best, *_),) = generate(backend, [case.source_ids], case.config, passport.special, passport.dims.max_positions)
-        return best
-
-    return sit(exam, backend, search, specs, specs)
+    specs = graph_specs(bundle.passport.dims)
+    return sit(exam, Candidate(backend, bundle.passport, Tokenizer(bundle.folder), "as tested"), specs, specs)
 
 
 def failed(report: Report) -> list[int]:

@@ -62,6 +62,16 @@ def test_help_is_there() -> None:
     assert all(command in shown.stdout for command in ("train", "export", "run", "verify", "inspect"))
 
 
+def test_nothing_is_reported_to_anybody(tmp_path: Path) -> None:
+    """ONNX Runtime keeps what it will report, and an identity, in the user's folders."""
+    program = f"from runtime import Translator; print(Translator.open({str(TINY)!r}).translate(['a b c'])[0].text)"
+    homes = {name: str(tmp_path) for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")}
+    clean = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=True, env=clean | homes)
+    assert shown.stdout == b"c b a\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_run_translates() -> None:
     shown = python(COMMANDS, "run", "--bundle", TINY, text="a b c d e\n\nq r s t\n")
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "e d c b a\n\nt s r q\n", "")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from exporters_support import VARIANTS, Export, random_model, recorded_graphs, write_checkpoint
 from runtime_support import TINY
@@ -18,7 +19,7 @@ from runtime.bundle import PASSPORT, Bundle
 from runtime.errors import TokenizerError
 from runtime.session import OrtBackend
 from runtime.tokenizer import TOKENIZER_FILES
-from runtime.verify import sit_bundle
+from runtime.verify import Setting, sit_bundle
 
 Exports = Callable[[str], Export]
 NAME = "pre-norm, all shared"
@@ -72,9 +73,10 @@ def test_the_passport_keeps_the_verdict(export: Export) -> None:
     kept = export.bundle.passport.verification
     assert kept is not None
     assert kept.passed
-    assert kept.provider == "cpu"
-    assert kept.runtime.startswith("onnxruntime ")
-    assert kept.rungs == dict.fromkeys("01234", "pass")
+    assert kept.setting == str(Setting())
+    assert kept.versions["onnxruntime"] == onnxruntime.__version__
+    assert kept.rungs == dict.fromkeys("0123456", "pass")
+    assert (kept.thresholds, kept.figures) == ({}, {})
 
 
 def test_nothing_is_left_beside_the_bundle(export: Export) -> None:

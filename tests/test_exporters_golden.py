@@ -1,4 +1,4 @@
-"""The exam as it is written: reproducible, about the sizes that it says, and measured from what is recorded."""
+"""The exam as it is written: reproducible, and measured from what is recorded."""
 
 import copy
 from collections.abc import Callable
@@ -8,34 +8,44 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from exporters_support import SMALL, VARIANTS, Export, random_model
+from exporters_support import SMALL, VARIANTS, Export, examiner, random_model
+from runtime_support import TINY
 
-from exporters.golden import COLUMNS, Examiner, Sizes, recorded_sizes, share_own_errors, special_ids, sweep_sizes
-from exporters.graphs import TRACED
+from exporters.golden import COLUMNS, TOPS, Sizes, share_own_errors, special_ids, sweep_sizes
+from exporters.modules import module_outputs
 from exporters.reference import TorchBackend
 from models.config import ModelConfig
 from models.layers import KeyValue
 from models.transformer import Cache, LayerCache, Transformer
-from runtime.contract import BATCH, PAST, SOURCE, TARGET
 from runtime.exam import Exam
 from runtime.generation import GenerationConfig, generate
-from runtime.parity import CACHE_TOLERANCE, rollout
+from runtime.parity.candidate import rollout
+from runtime.parity.tolerance import CACHE_TOLERANCE
 from runtime.session import OrtBackend
+from runtime.tokenizer import Tokenizer
 from runtime.verbs import call
 
 Exports = Callable[[str], Export]
 SENTENCES = {"one": [4, 5, 6, 3], "two": [7, 3]}
-FEW = Sizes(encode=((1, 1), (3, 6)), prefill=((2, 6, 3),), step=((1, 6, 1), (3, 6, 5)), rollout=((2, 6, 8),))
+FEW = Sizes(
+    encode=((1, 1), (3, 6)),
+    prefill=((2, 6, 3),),
+    step=((1, 6, 1), (3, 6, 5)),
+    rollout=((2, 6, 8),),
+    pool=16,
+    columns=None,
+)
 
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    return random_model(VARIANTS["pre-norm, all shared"].config, seed=3)
+    config, _, seed = VARIANTS["pre-norm, all shared"]
+    return random_model(config, seed)
 
 
 @pytest.fixture(scope="module")
 def written(model: Transformer) -> Exam:
-    return Examiner(model, 7).write(FEW, SENTENCES)
+    return examiner(model, 7).write(FEW, SENTENCES)
 
 
 def plain(exam: Exam) -> Any:
@@ -43,8 +53,8 @@ def plain(exam: Exam) -> Any:
 
 
 def test_the_same_seed_writes_the_same_exam_and_another_seed_another(model: Transformer, written: Exam) -> None:
-    assert plain(Examiner(model, 7).write(FEW, SENTENCES)) == plain(written)
-    other = Examiner(model, 8).write(FEW, SENTENCES)
+    assert plain(examiner(model, 7).write(FEW, SENTENCES)) == plain(written)
+    other = examiner(model, 8).write(FEW, SENTENCES)
     assert other.graphs[0].inputs["input_ids"].tolist() != written.graphs[0].inputs["input_ids"].tolist()
 
 
@@ -52,7 +62,7 @@ def test_the_examiner_leaves_the_model_alone() -> None:
     model = random_model(VARIANTS["as Marian, opset 18"].config)
     before = copy.deepcopy(model.state_dict())
     model.train()
-    Examiner(model, 0).write(FEW, SENTENCES)
+    examiner(model, 0).write(FEW, SENTENCES)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert next(model.parameters()).dtype == torch.float32
     assert model.training
@@ -68,16 +78,6 @@ def test_cases_have_the_sizes_that_were_asked_for(written: Exam) -> None:
     (case,) = written.rollouts
     assert case.target_ids.shape == (2, 8)
     assert case.columns.shape == case.reference.shape == (2, 8, COLUMNS)
-
-
-def test_batches_are_ragged_and_their_first_row_is_full(written: Exam) -> None:
-    masks = [case.inputs["attention_mask"] for case in written.graphs if case.verb == "encode"]
-    masks += [case.source_mask for case in written.rollouts]
-    for mask in masks:
-        assert mask[0].all()
-        assert (mask.sum(1) >= 1).all()
-        assert (np.diff(mask, axis=1) <= 0).all()
-    assert any(not mask.all() for mask in masks)
 
 
 def test_target_ids_begin_with_the_start_token(model: Transformer, written: Exam) -> None:
@@ -123,24 +123,99 @@ def test_a_rollout_keeps_the_most_probable_tokens(model: Transformer, written: E
         assert (np.diff(case.reference[:, place], axis=1) <= 0).all()
 
 
-def test_margins_are_the_lead_of_the_best_logit(model: Transformer, written: Exam) -> None:
-    greedy = [case for case in written.tokens if case.config.num_beams == 1]
-    assert [case.margins for case in written.tokens if case.config.num_beams == 4] == [[], []]
+def test_the_most_probable_tokens_stand_beside_each_output(model: Transformer, written: Exam) -> None:
     exact = TorchBackend(copy.deepcopy(model).double())
-    for case in greedy:
-        assert len(case.margins) == len(case.ids)
-        target = np.array([[model.config.decoder_start_token_id, *case.ids]])
+    assert min(len(set(case.ids)) for case in written.tokens) > 3
+    for case in written.tokens:
+        kept = TOPS[case.config.num_beams]
+        assert case.top_ids.shape == case.top_log_probs.shape == (len(case.ids), kept)
+        target = np.array([[model.config.decoder_start_token_id, *case.ids[:-1]]])
         source = np.array([case.source_ids])
-        for logits, margin, token in zip(
-            rollout(exact, source, np.ones_like(source), target), case.margins, case.ids, strict=False
-        ):
-            best, second = np.sort(logits[0])[::-1][:2]
-            assert logits[0].argmax() == token
-            assert margin == pytest.approx(best - second, abs=1e-9)
+        chain = rollout(exact, source, np.ones_like(source), target)
+        for place, logits in enumerate(chain):
+            log_probs = torch.tensor(logits[0]).log_softmax(-1).numpy()
+            best = np.argsort(-log_probs)[:kept]
+            assert case.top_ids[place].tolist() == best.tolist()
+            np.testing.assert_allclose(case.top_log_probs[place], log_probs[best], rtol=1e-6, atol=1e-6)
+        if case.config.num_beams == 1:
+            assert case.top_ids[:, 0].tolist() == case.ids
+
+
+def test_sentences_are_kept_as_text_and_as_ids(written: Exam) -> None:
+    tokenizer = Tokenizer(TINY)
+    assert [case.text for case in written.tokens] == ["one", "one", "two", "two"]
+    assert [case.label for case in written.tokens[:2]] == ["one, 1 beam", "one, 4 beams"]
+    assert [case.config.num_beams for case in written.tokens] == [1, 4, 1, 4]
+    for case in written.tokens:
+        assert case.source_ids == SENTENCES[case.text]
+        assert case.translation == tokenizer.decode(case.ids)
+    assert any(case.translation for case in written.tokens)
+
+
+def test_the_ids_by_which_the_reference_searches_are_kept(model: Transformer, written: Exam) -> None:
+    assert written.special == special_ids(model.config)
+
+
+# The modules inside
+
+
+def test_small_cases_say_what_the_modules_inside_give(model: Transformer, written: Exam) -> None:
+    explained = {case.verb: case for case in written.graphs if case.modules}
+    assert [(verb, case.label) for verb, case in explained.items()] == [
+        ("encode", "B=2 S=2"),
+        ("prefill", "B=2 S=2 T=2"),
+        ("step", "B=2 S=2 P=2"),
+    ]
+    exact, float32 = TorchBackend(copy.deepcopy(model).double()), TorchBackend(copy.deepcopy(model))
+    for verb, case in explained.items():
+        found = module_outputs(exact.model, lambda: call(exact, verb, case.inputs))  # noqa: B023
+        own = module_outputs(float32.model, lambda: call(float32, verb, case.inputs))  # noqa: B023
+        assert list(case.modules) == list(found)
+        for path, array in case.modules.items():
+            np.testing.assert_array_equal(array, found[path].astype(np.float32))
+            assert case.module_errors[path] == np.abs(own[path].astype(np.float64) - array).max()
+    assert max(explained["encode"].module_errors.values()) > 0
+
+
+def test_modules_go_by_their_paths_from_the_first_to_the_last(model: Transformer, written: Exam) -> None:
+    modules = {case.verb: list(case.modules) for case in written.graphs if case.modules}
+    assert modules["encode"][0] == "encoder.embedding"
+    assert modules["encode"][-1] == "encoder.norm"
+    assert all(path.startswith("encoder.") for path in modules["encode"])
+    for layer in range(model.config.encoder_layers):
+        assert f"encoder.layers.{layer}.self_attention.out_proj" in modules["encode"]
+    assert {"decoder.embedding", "decoder.layers.0.cross_attention.k_proj", "decoder.norm"} <= set(modules["prefill"])
+    assert "decoder.layers.0.cross_attention.q_proj" in modules["step"]
+    assert "decoder.layers.0.cross_attention.k_proj" not in modules["step"]
+    known = dict(model.named_modules())
+    assert all(path in known for paths in modules.values() for path in paths)
+    last = next(case for case in written.graphs if case.verb == "encode" and case.modules)
+    np.testing.assert_array_equal(last.modules["encoder.norm"], last.reference["last_hidden_state"])
+
+
+def test_every_case_tells_of_its_modules_where_that_is_asked_for(model: Transformer, written: Exam) -> None:
+    assert sum(bool(case.modules) for case in written.graphs) == 3 < len(written.graphs)
+    exam = examiner(model, 7).write(FEW, SENTENCES, explain_all=True)
+    assert all(case.modules and case.modules.keys() == case.module_errors.keys() for case in exam.graphs)
+    for case, known in zip(exam.graphs, written.graphs, strict=True):
+        assert (case.label, case.own_error) == (known.label, known.own_error)
+
+
+def test_nobody_looks_at_modules_any_more_when_the_run_is_over(model: Transformer) -> None:
+    def give_up() -> None:
+        raise RuntimeError("gave up")
+
+    with pytest.raises(RuntimeError, match="gave up"):
+        module_outputs(model, give_up)
+    module_outputs(model, lambda: None)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+# Errors of several exams
 
 
 def test_a_small_exam_takes_over_the_errors_that_a_wider_one_has_seen(model: Transformer) -> None:
-    exam, wider = Examiner(model, 1).write(FEW, SENTENCES), Examiner(model, 2).write(sweep_sizes(20), SENTENCES)
+    exam, wider = examiner(model, 1).write(FEW, SENTENCES), examiner(model, 2).write(sweep_sizes(20), SENTENCES)
     own = {
         (case.verb, name): max(
             other.own_error[name] for other in (*exam.graphs, *wider.graphs) if other.verb == case.verb
@@ -155,7 +230,7 @@ def test_a_small_exam_takes_over_the_errors_that_a_wider_one_has_seen(model: Tra
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_an_error_that_is_not_a_number_is_taken_over_too(model: Transformer, place: int) -> None:
-    exam, wider = Examiner(model, 1).write(FEW, SENTENCES), Examiner(model, 2).write(FEW, SENTENCES)
+    exam, wider = examiner(model, 1).write(FEW, SENTENCES), examiner(model, 2).write(FEW, SENTENCES)
     last = [case for case in wider.graphs if case.verb == "step"][place]
     last.own_error["logits"] = np.nan
     share_own_errors(exam, wider)
@@ -163,34 +238,7 @@ def test_an_error_that_is_not_a_number_is_taken_over_too(model: Transformer, pla
     assert not any(np.isnan(case.own_error["logits"]) for case in exam.graphs if case.verb == "prefill")
 
 
-@pytest.mark.parametrize("positions", [8, 9, 12, 18, 20, 33, 64, 65, 200, 512])
-@pytest.mark.parametrize("sizes", [recorded_sizes, sweep_sizes])
-def test_no_exam_asks_for_a_size_that_was_traced_or_has_no_room(sizes: Callable[[int], Sizes], positions: int) -> None:
-    asked = sizes(positions)
-    batches = {size[0] for verb in asked for size in verb}
-    sources = {size[1] for verb in asked for size in verb}
-    targets, pasts = {size[2] for size in asked.prefill}, {size[2] for size in asked.step}
-    assert TRACED[BATCH] not in batches
-    assert TRACED[SOURCE] not in sources
-    assert TRACED[TARGET] not in targets
-    assert TRACED[PAST] not in pasts
-    assert max(sources | targets) <= positions
-    assert max(pasts) < positions
-    assert max(length for _, _, length in asked.rollout) == positions
-
-
-def test_traced_sizes_are_different_and_neither_0_nor_1() -> None:
-    assert len(set(TRACED.values())) == len(TRACED)
-    assert min(TRACED.values()) >= 2
-
-
-@pytest.mark.parametrize("positions", [20, 512])
-def test_the_sweep_goes_from_the_smallest_to_the_largest_sizes(positions: int) -> None:
-    asked = sweep_sizes(positions)
-    assert {size[0] for size in asked.encode} == {1, 2, 5}
-    assert {size[1] for size in asked.encode} == {1, 7, positions}
-    assert {size[2] for size in asked.prefill} == {1, 4}
-    assert {1, positions - 1} <= {size[2] for size in asked.step}
+# The check of the caches
 
 
 def test_the_cache_check_finds_nothing_in_a_good_model(written: Exam) -> None:
@@ -246,12 +294,12 @@ def test_the_cache_check_finds_a_step_that_is_not_the_forward_pass(fault: type[T
     config = VARIANTS["pre-norm, all shared"].config
     model = fault(config)
     model.load_state_dict(random_model(config).state_dict())
-    assert not Examiner(model, 0).check_cache().error <= CACHE_TOLERANCE
+    assert not examiner(model, 0).check_cache().error <= CACHE_TOLERANCE
 
 
 def test_a_model_of_few_positions_can_be_examined() -> None:
     model = random_model(ModelConfig(vocab_size=45, **{**SMALL, "max_positions": 8}))
-    exam = Examiner(model, 0).write(sweep_sizes(8), {"long": [4] * 8})
+    exam = examiner(model, 0).write(sweep_sizes(8), {"long": [4] * 8})
     assert exam.cache.prefixes == 7
 
 

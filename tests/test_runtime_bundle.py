@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from runtime_support import TINY, edit_passport
 
-from runtime.bundle import FORMAT, PASSPORT, Bundle, FileRecord, read_passport, record_files, write_passport
+from runtime.bundle import (
+    COMPANIONS,
+    FORMAT,
+    PASSPORT,
+    Bundle,
+    FileRecord,
+    read_passport,
+    record_files,
+    write_passport,
+)
 from runtime.contract import GRAPH_FILES
 from runtime.errors import BundleError
 
@@ -61,7 +70,7 @@ def test_another_format_is_refused_with_both_formats(tiny: Path) -> None:
     assert f"reads {FORMAT!r}" in message
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "seq2onnx-bundle-1"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "%s"}' % FORMAT.encode()])
 def test_a_damaged_passport_is_refused(tiny: Path, content: bytes) -> None:
     (tiny / PASSPORT).write_bytes(content)
     assert refusal(tiny).startswith(f"{tiny / PASSPORT} is damaged: ")
@@ -72,6 +81,10 @@ EDITS: dict[str, tuple[dict[str, Any], str]] = {
     "a field of another type": ({"opset": "23"}, "Expected `int`, got `str` - at `$.opset`"),
     "an impossible search": ({"generation": {"num_beams": 0}}, "num_beams is 0"),
     "an id outside the vocabulary": ({"special": [0, 2, 45]}, "the eos id is 45, the vocabulary has 45 entries"),
+    "outputs longer than the model": (
+        {"generation": {"max_length": 25}},
+        "outputs have up to 25 tokens, the model 24 positions",
+    ),
     "a negative id": ({"special": [-1, 2, 3]}, "the pad id is -1"),
     "no roles": ({"roles": {}}, "it names no file for 'encode'"),
     "no files": ({"files": {}}, "encode is 'encoder_model.onnx', which is not among its files"),
@@ -156,3 +169,26 @@ def test_a_copy_without_the_passport_s_folders_is_refused(tiny: Path) -> None:
     message = refusal(tiny)
     assert "golden/exam.json is missing" in message
     assert "golden/exam.npz is missing" in message
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+@pytest.mark.parametrize("key", ["pad_token_id", "decoder_start_token_id", "eos_token_id"])
+def test_a_companion_that_contradicts_the_passport_is_refused(tiny: Path, name: str, key: str) -> None:
+    """Others open the folder by it, and would search from another token."""
+    content = json.loads((tiny / name).read_text("utf-8"))
+    (tiny / name).write_text(json.dumps(content | {key: 7}), "utf-8")
+    vouch(tiny, name)
+    assert f"{name}: {key} is 7, the passport says {content[key]}" in refusal(tiny)
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_a_damaged_companion_is_refused(tiny: Path, name: str) -> None:
+    (tiny / name).write_text("{", "utf-8")
+    vouch(tiny, name)
+    assert f"{name} is damaged" in refusal(tiny)
+
+
+def vouch(folder: Path, name: str) -> None:
+    (record,) = record_files(folder, [name]).values()
+    entry = {name: {"size": record.size, "sha256": record.sha256}}
+    edit_passport(folder, lambda passport: passport["files"].update(entry))

@@ -1,30 +1,37 @@
-"""The examiner examined: nothing compared is a failure, tolerance is earned, a tie is told apart from a difference."""
+"""The examiner examined: nothing compared is a failure, tolerance is earned, every output and special id counts."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from runtime_support import CACHE, GRAPH, ROLLOUT, STRUCTURE, TOKENS, Delegate, failed, judge
+from runtime_support import (
+    CACHE,
+    DEPLOYMENT,
+    GRAPH,
+    INVARIANCE,
+    ROLLOUT,
+    STRUCTURE,
+    TOKENS,
+    Delegate,
+    failed,
+    judge,
+)
 
 from runtime.backend import Array, Cache
 from runtime.bundle import Bundle
 from runtime.contract import graph_specs
+from runtime.decoding import SpecialIds
 from runtime.exam import CacheCheck, Exam, GraphCase
-from runtime.generation import Hypothesis
-from runtime.parity import (
-    CACHE_TOLERANCE,
-    FACTOR,
-    RUNGS,
-    TensorResult,
-    earned_tolerance,
-    graph_results,
-    largest_error,
-    sit,
-)
+from runtime.parity import RUNGS, sit
+from runtime.parity.candidate import Candidate
+from runtime.parity.graphs import graph_results, graph_rung
+from runtime.parity.ladder import case_labels
+from runtime.parity.report import TensorResult
+from runtime.parity.tolerance import CACHE_TOLERANCE, FACTOR, Earned, largest, largest_error, worst
 from runtime.session import OrtBackend
+from runtime.tokenizer import Tokenizer
 from runtime.verify import sit_bundle
 
 
@@ -35,6 +42,9 @@ def test_a_good_bundle_climbs_every_rung(tiny_bundle: Bundle, tiny_backend: OrtB
     assert all(rung.compared and not rung.problems for rung in report.rungs)
     assert all(result.ratio < FACTOR for result in report.tensors)
     assert report.differences == []
+    assert (report.figures, report.thresholds) == ([], {})
+    assert 0 < report.invariance < 1e-4
+    assert 0 < max(report.own_drift) < report.drift_tolerance
     assert failed(judge(tiny_bundle, exam, Delegate(tiny_backend))) == []
 
 
@@ -47,30 +57,45 @@ def test_every_output_of_every_graph_is_compared(tiny_bundle: Bundle, tiny_backe
     assert all(compared.values())
 
 
+def test_every_case_is_named_and_has_compared_something(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+) -> None:
+    report = judge(tiny_bundle, exam, tiny_backend)
+    labels = [sorted(case.label for case in rung.cases) for rung in report.rungs]
+    known = case_labels(exam, tiny_bundle.passport, graph_specs(tiny_bundle.passport.dims))
+    assert labels[:DEPLOYMENT] == [sorted(names) for names in known[:DEPLOYMENT]]
+    assert labels[DEPLOYMENT] == ["as tested"]
+    for rung in report.rungs:
+        assert len({case.label for case in rung.cases}) == len(rung.cases)
+        assert all(case.compared and case.passed for case in rung.cases)
+        assert sum(case.compared for case in rung.cases) == rung.compared
+
+
 def test_the_exam_sees_every_past_that_the_model_has_room_for(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
 ) -> None:
-    assert len(judge(tiny_bundle, exam, tiny_backend).drift) == tiny_bundle.passport.dims.max_positions
+    report = judge(tiny_bundle, exam, tiny_backend)
+    assert len(report.drift) == len(report.own_drift) == tiny_bundle.passport.dims.max_positions
 
 
 # Nothing compared
 
 
-EMPTY: dict[str, tuple[dict[str, Any], int]] = {
-    "no prefixes": ({"cache": CacheCheck(prefixes=0, error=0.0)}, CACHE),
-    "no graph cases": ({"graphs": []}, GRAPH),
-    "no rollouts": ({"rollouts": []}, ROLLOUT),
-    "no sentences": ({"tokens": []}, TOKENS),
+EMPTY: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "no prefixes": ({"cache": CacheCheck(prefixes=0, error=0.0)}, [CACHE]),
+    "no graph cases": ({"graphs": []}, [GRAPH]),
+    "no rollouts": ({"rollouts": []}, [ROLLOUT]),
+    "no sentences": ({"tokens": []}, [TOKENS, INVARIANCE]),
 }
 
 
-@pytest.mark.parametrize(("changes", "rung"), EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize(("changes", "rungs"), EMPTY.values(), ids=EMPTY)
 def test_comparing_nothing_is_a_failure(
-    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, changes: dict[str, Any], rung: int
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, changes: dict[str, Any], rungs: list[int]
 ) -> None:
     report = judge(tiny_bundle, msgspec.structs.replace(exam, **changes), tiny_backend)
-    assert failed(report)[0] == rung
-    assert "nothing was compared" in report.rungs[rung].problems
+    assert failed(report)[0] == rungs[0]
+    assert [rung.rung for rung in report.rungs if "nothing was compared" in rung.problems] == rungs
 
 
 def test_an_output_that_no_case_asks_for_is_a_failure(
@@ -78,7 +103,7 @@ def test_an_output_that_no_case_asks_for_is_a_failure(
 ) -> None:
     graphs = [case for case in exam.graphs if case.verb != "step"]
     report = judge(tiny_bundle, msgspec.structs.replace(exam, graphs=graphs), tiny_backend)
-    assert failed(report) == [GRAPH]
+    assert failed(report) == [GRAPH, DEPLOYMENT]
     assert "step: logits was never compared" in report.rungs[GRAPH].problems
 
 
@@ -89,29 +114,47 @@ def test_an_output_of_which_no_number_was_compared_has_not_passed() -> None:
 # The rung of structure
 
 
+class Untouched:
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was called though the structure is wrong")
+
+
+def untouched(bundle: Bundle, special: SpecialIds | None = None) -> Candidate:
+    backend: Any = Untouched()
+    passport = msgspec.structs.replace(bundle.passport, special=special or bundle.passport.special)
+    return Candidate(backend, passport, Tokenizer(bundle.folder), "as tested")
+
+
 def test_a_graph_that_is_not_the_contract_s_gets_no_further_than_the_first_rung(
     tiny_bundle: Bundle, exam: Exam
 ) -> None:
     contract = graph_specs(tiny_bundle.passport.dims)
     frozen = contract["step"].inputs[0]._replace(shape=(3, 5))
     found = contract | {"step": contract["step"]._replace(inputs=(frozen, *contract["step"].inputs[1:]))}
-
-    class Untouched:
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(f"{name} was called though the structure is wrong")
-
-    def no_search(_: object) -> Hypothesis:
-        raise AssertionError("searched though the structure is wrong")
-
-    backend: Any = Untouched()
-    report = sit(exam, backend, no_search, contract, found)
-    assert failed(report) == [STRUCTURE, GRAPH, ROLLOUT, TOKENS]
+    report = sit(exam, untouched(tiny_bundle), contract, found)
+    assert failed(report) == [STRUCTURE, GRAPH, ROLLOUT, TOKENS, INVARIANCE, DEPLOYMENT]
+    assert [rung.summary for rung in report.rungs[GRAPH:DEPLOYMENT]] == ["not tried"] * 4
+    assert report.rungs[DEPLOYMENT].summary == "0 of 1 settings"
     assert "encoder_attention_mask is int64 (3, 5)" in report.rungs[STRUCTURE].problems[0]
+    assert [case.label for case in report.rungs[STRUCTURE].cases if not case.passed] == ["step"]
 
 
-def test_an_empty_contract_is_a_failure(tiny_backend: OrtBackend, exam: Exam) -> None:
-    report = sit(exam, tiny_backend, lambda _: Hypothesis([], 0.0), {}, {})
+@pytest.mark.parametrize(("name", "right"), [("pad", 0), ("start", 2), ("eos", 3)])
+def test_another_special_id_than_pytorch_s_fails_on_the_first_rung_with_both(
+    tiny_bundle: Bundle, exam: Exam, name: str, right: int
+) -> None:
+    special = tiny_bundle.passport.special._replace(**{name: 17})
+    specs = graph_specs(tiny_bundle.passport.dims)
+    report = sit(exam, untouched(tiny_bundle, special), specs, specs)
+    assert failed(report) == [STRUCTURE, GRAPH, ROLLOUT, TOKENS, INVARIANCE, DEPLOYMENT]
+    assert report.rungs[STRUCTURE].problems == [f"the {name} id is 17 in the passport, PyTorch's is {right}"]
+    assert [case.label for case in report.rungs[STRUCTURE].cases if not case.passed] == ["special ids"]
+
+
+def test_an_empty_contract_is_a_failure(tiny_bundle: Bundle, exam: Exam) -> None:
+    report = sit(exam, untouched(tiny_bundle), {}, {})
     assert failed(report)[0] == STRUCTURE
+    assert report.rungs[STRUCTURE].problems == ["nothing was compared"]
 
 
 # The rung of the cache
@@ -129,10 +172,23 @@ def test_a_cache_that_differs_from_one_forward_fails(
 
 
 def test_tolerance_is_a_multiple_of_pytorch_s_own_error_and_no_less_than_a_float32() -> None:
-    assert earned_tolerance(1e-6, 1.0) == 8e-6
-    assert earned_tolerance(0.0, 1.0) == 8 * np.spacing(np.float32(1))
-    assert earned_tolerance(0.0, 1000.0) == 8 * np.spacing(np.float32(1000))
-    assert math.isnan(earned_tolerance(math.nan, 1.0))
+    assert Earned(1e-6, 1.0).tolerance == 8e-6
+    assert Earned(0.0, 1.0).tolerance == 8 * np.spacing(np.float32(1))
+    assert Earned(0.0, 1000.0).tolerance == 8 * np.spacing(np.float32(1000))
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_an_error_that_is_no_number_earns_nothing(error: float) -> None:
+    assert math.isnan(Earned(error, 1.0).tolerance)
+
+
+def test_the_largest_of_several_keeps_nan_and_of_none_is_nan() -> None:
+    for errors in ([math.nan, 1.0], [1.0, math.nan], [math.nan, math.inf], []):
+        assert math.isnan(worst(errors))
+    assert worst([1.0, 3.0, 2.0]) == 3
+    assert largest(np.array([-4.0, 3.0])) == 4
+    assert math.isnan(largest(np.array([1.0, math.nan])))
+    assert largest(np.empty(0)) == 0
 
 
 def single_case(reference: Array, own_error: float) -> GraphCase:
@@ -192,84 +248,133 @@ def test_another_shape_is_infinitely_far_though_it_would_broadcast() -> None:
     assert largest_error(np.zeros((0, 3)), np.zeros((0, 3))) == 0
 
 
-# Tokens
+class LogitsChanged(Delegate):
+    """Changes the logits `(B, 1, V)` of each step."""
+
+    def change(self, logits: Array) -> Array:
+        return logits
+
+    def step(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().step(*inputs)
+        return self.changed(logits, self.change), cache
 
 
-def with_other_ids(exam: Exam, beams: int, margin: float, score: Callable[[float], float]) -> Exam:
-    """`exam` with another third token in the first answer of a search with `beams`, preferred by `margin`."""
-    tokens = list(exam.tokens)
-    place = next(index for index, case in enumerate(tokens) if case.config.num_beams == beams)
-    case = tokens[place]
-    margins = [margin] * len(case.ids) if case.margins else []
-    ids = [*case.ids[:2], (case.ids[2] + 1) % 40, *case.ids[3:]]
-    tokens[place] = msgspec.structs.replace(case, ids=ids, margins=margins, score=score(case.score))
-    return msgspec.structs.replace(exam, tokens=tokens)
+# Logits of which some are kept
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_other_ids_that_the_reference_clearly_refused_fail(
-    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, beams: int
+KEPT = np.arange(0, 45, 2)
+
+
+def with_columns(exam: Exam) -> list[GraphCase]:
+    """The steps of `exam`, of whose logits every other is kept."""
+    steps = [case for case in exam.graphs if case.verb == "step"]
+    return [
+        msgspec.structs.replace(
+            case, columns=KEPT, reference=case.reference | {"logits": case.reference["logits"][..., KEPT]}
+        )
+        for case in steps
+    ]
+
+
+def logits_result(exam: Exam, backend: Any) -> TensorResult:
+    return next(result for result in graph_results(with_columns(exam), backend) if result.tensor == "logits")
+
+
+def test_where_some_logits_are_kept_these_are_compared(tiny_backend: OrtBackend, exam: Exam) -> None:
+    result = logits_result(exam, tiny_backend)
+    assert result.passed
+    assert result.compared == sum(len(case.inputs["input_ids"]) for case in with_columns(exam)) * len(KEPT)
+
+
+@pytest.mark.parametrize(("column", "wrong"), [(44, True), (0, True), (43, False)])
+def test_a_wrong_logit_is_found_among_those_that_are_kept(
+    tiny_backend: OrtBackend, exam: Exam, column: int, *, wrong: bool
 ) -> None:
-    report = judge(tiny_bundle, with_other_ids(exam, beams, 0.5, lambda score: score + 0.5), tiny_backend)
-    assert failed(report) == [TOKENS]
-    (difference,) = report.differences
-    assert difference.position == 2
-    assert not difference.tie
-    assert "token 2 differs, the reference preferred its own by 0.5" in report.rungs[TOKENS].problems[0]
+    class Fault(LogitsChanged):
+        def change(self, logits: Array) -> Array:
+            logits[..., column] += 0.01
+            return logits
+
+    assert logits_result(exam, Fault(tiny_backend)).passed is not wrong
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_other_ids_between_which_rounding_decides_are_a_tie(
-    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, beams: int
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_logit_that_is_no_number_is_found_also_where_it_is_not_kept(
+    tiny_backend: OrtBackend, exam: Exam, number: float
 ) -> None:
-    report = judge(tiny_bundle, with_other_ids(exam, beams, 1e-7, lambda score: score), tiny_backend)
+    class Fault(LogitsChanged):
+        def change(self, logits: Array) -> Array:
+            logits[-1, 0, 43] = number
+            return logits
+
+    assert not logits_result(exam, Fault(tiny_backend)).passed
+
+
+@pytest.mark.parametrize("width", [44, 1, 0])
+def test_too_few_logits_are_infinitely_far(tiny_backend: OrtBackend, exam: Exam, width: int) -> None:
+    class Fault(LogitsChanged):
+        def change(self, logits: Array) -> Array:
+            return logits[..., :width]
+
+    result = logits_result(exam, Fault(tiny_backend))
+    assert result.error == math.inf
+    assert not result.passed
+
+
+# A lower precision
+
+
+def as_int8(bundle: Bundle, backend: Any) -> Candidate:
+    passport = msgspec.structs.replace(bundle.passport, precision="int8")
+    return Candidate(backend, passport, Tokenizer(bundle.folder), "as tested")
+
+
+class Coarse(LogitsChanged):
+    def change(self, logits: Array) -> Array:
+        return logits + np.float32(0.01)
+
+
+def test_a_lower_precision_may_give_other_numbers(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:
+    specs = graph_specs(tiny_bundle.passport.dims)
+    backend = Coarse(tiny_backend)
+    assert failed(judge(tiny_bundle, exam, backend)) == [GRAPH, ROLLOUT, DEPLOYMENT]
+    report = sit(exam, as_int8(tiny_bundle, backend), specs, specs)
     assert failed(report) == []
-    (difference,) = report.differences
-    assert difference.tie
-    assert "1 ties" in report.rungs[TOKENS].summary
+    assert max(result.ratio for result in report.tensors) > FACTOR
 
 
-def test_the_same_ids_with_another_score_fail(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:
-    tokens = [msgspec.structs.replace(case, score=case.score - 0.001) for case in exam.tokens]
-    report = judge(tiny_bundle, msgspec.structs.replace(exam, tokens=tokens), tiny_backend)
-    assert failed(report) == [TOKENS]
-    assert report.differences == []
-    assert "the score is -0.00" in report.rungs[TOKENS].problems[0]
-
-
-def test_a_margin_that_is_not_a_number_is_no_tie(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:
-    report = judge(tiny_bundle, with_other_ids(exam, 1, math.nan, lambda score: score), tiny_backend)
-    assert failed(report) == [TOKENS]
-
-
-def test_a_fault_is_no_excuse_for_other_ids(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:
-    """A runtime that is wrong by 3 does not make every difference of less than 6 a tie."""
-
-    class Fault(Delegate):
-        def step(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
-            logits, cache = super().step(*inputs)
-
-            def shift(array: Array) -> Array:
-                array[:, :, 10] += 3
-                return array
-
-            return self.changed(logits, shift), cache
-
-    changed = with_other_ids(exam, 1, 2.5, lambda score: score)
-    report = judge(tiny_bundle, changed, Fault(tiny_backend))
-    assert failed(report) == [GRAPH, ROLLOUT, TOKENS]
-    assert report.differences
-    assert not any(difference.tie for difference in report.differences)
-
-
-def test_an_output_that_stops_early_differs_where_it_stops(
-    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_no_precision_may_give_what_is_no_number(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, number: float
 ) -> None:
-    case = exam.tokens[0]
-    longer = msgspec.structs.replace(case, ids=[*case.ids, 9], margins=[*case.margins, 4.0])
-    report = judge(tiny_bundle, msgspec.structs.replace(exam, tokens=[longer]), tiny_backend)
-    assert report.differences[0].position == len(case.ids)
-    assert failed(report) == [TOKENS]
+    class Fault(LogitsChanged):
+        def change(self, logits: Array) -> Array:
+            logits[-1, 0, 4] = number
+            return logits
+
+    specs = graph_specs(tiny_bundle.passport.dims)
+    with np.errstate(invalid="ignore"):  # numpy warns of infinity less infinity
+        report = sit(exam, as_int8(tiny_bundle, Fault(tiny_backend)), specs, specs)
+    assert failed(report)[:2] == [GRAPH, ROLLOUT]
+    assert "earned is" in report.rungs[GRAPH].problems[0]
+
+
+def test_no_precision_may_leave_an_output_out(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:
+    class Fault(Delegate):
+        def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+            logits, cache = super().prefill(*inputs)
+            return logits, cache[:-1]
+
+    prefill = [case for case in exam.graphs if case.verb == "prefill"]
+    specs = graph_specs(tiny_bundle.passport.dims)
+    rung, tensors = graph_rung(prefill, as_int8(tiny_bundle, Fault(tiny_backend)), specs)
+    assert not rung.passed
+    assert [result.tensor for result in tensors if not result.passed] == [
+        tensor.name for tensor in specs["prefill"].outputs if tensor.name.startswith("present.0")
+    ]
+
+
+# The verdict
 
 
 def test_a_report_without_all_rungs_has_not_passed(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:

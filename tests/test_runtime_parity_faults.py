@@ -6,14 +6,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from runtime_support import GRAPH, ROLLOUT, TOKENS, Delegate, failed, judge
+from runtime_support import DEPLOYMENT, GRAPH, INVARIANCE, ROLLOUT, STRUCTURE, TOKENS, Delegate, failed, judge
 
-from runtime.backend import Array, Cache, IntArray, LayerCache
+from runtime.backend import Array, Cache, LayerCache
 from runtime.bundle import Bundle
+from runtime.contract import graph_specs
 from runtime.errors import GraphError
 from runtime.exam import Exam
-from runtime.parity import graph_results
+from runtime.parity import sit
+from runtime.parity.candidate import Candidate
+from runtime.parity.chain import rollout_rung
+from runtime.parity.graphs import graph_results, graph_rung
 from runtime.session import OrtBackend
+from runtime.tokenizer import Tokenizer
 
 OUTPUTS = ["encoder_key", "encoder_value", "decoder_key", "decoder_value"]
 
@@ -202,23 +207,13 @@ def test_a_graph_that_gives_up_fails_on_the_graph_rung_with_its_reason(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
 ) -> None:
     report = judge(tiny_bundle, exam, GivesUp(tiny_backend))
-    assert failed(report) == [GRAPH, ROLLOUT]
+    assert failed(report) == [GRAPH, ROLLOUT, INVARIANCE, DEPLOYMENT]
     assert report.drift[0] == math.inf
     (problem,) = report.rungs[GRAPH].problems
     assert problem.startswith("encode: last_hidden_state is inf from the reference")
-    assert problem.endswith("(B=2 S=7: gave up in encode: Reshape)")
-
-
-def test_a_search_that_gives_up_fails_on_the_token_rung(
-    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
-) -> None:
-    class Fault(Delegate):
-        def reorder(self, *_: Any) -> Cache[Any]:
-            raise GraphError("gave up in select")
-
-    report = judge(tiny_bundle, exam, Fault(tiny_backend))
-    assert failed(report) == [TOKENS]
-    assert all(difference.found == [] and not difference.tie for difference in report.differences)
+    assert problem.endswith("(B=5 S=1: gave up in encode: Reshape)")
+    assert "gave up in encode: Reshape" in report.rungs[ROLLOUT].problems[0]
+    assert report.rungs[INVARIANCE].problems == ["gave up in encode: Reshape"]
 
 
 # Faults that only a chain shows
@@ -237,14 +232,14 @@ class WrongAtOnePast(Delegate):
 
     def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
         logits, grown = super().step(input_ids, encoder_attention_mask, cache)
-        wrong = cache[0].decoder_key.shape()[2] == 17
+        wrong = cache[0].decoder_key.shape()[2] == 11
         return self.changed(logits, lambda array: array + 0.01) if wrong else logits, grown
 
 
 class NanInTheChain(WrongAtOnePast):
     def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
         logits, grown = Delegate.step(self, input_ids, encoder_attention_mask, cache)
-        wrong = cache[0].decoder_key.shape()[2] == 17
+        wrong = cache[0].decoder_key.shape()[2] == 11
         return self.changed(logits, lambda array: array * np.nan) if wrong else logits, grown
 
 
@@ -259,43 +254,86 @@ def test_the_rollout_names_the_first_position_that_is_wrong(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
 ) -> None:
     report = judge(tiny_bundle, exam, WrongAtOnePast(tiny_backend))
-    assert report.rungs[ROLLOUT].problems[0].startswith("at position 17 the error is 0.01")
-    assert math.isnan(judge(tiny_bundle, exam, NanInTheChain(tiny_backend)).drift[17])
+    assert report.rungs[ROLLOUT].problems[0].startswith("at position 11 the error is 0.01")
+    assert math.isnan(judge(tiny_bundle, exam, NanInTheChain(tiny_backend)).drift[11])
 
 
-# Faults of the search alone
+class WrongInALongPrefill(Delegate):
+    """Right for every prefix that a graph case has."""
+
+    def prefill(self, input_ids: Any, memory: Any, encoder_attention_mask: Any) -> tuple[Any, Cache[Any]]:
+        def change(logits: Array) -> Array:
+            logits[:, 13] += 0.01
+            return logits
+
+        logits, cache = super().prefill(input_ids, memory, encoder_attention_mask)
+        return (self.changed(logits, change) if input_ids.shape()[1] > 13 else logits), cache
 
 
-class LostRows(Delegate):
-    """Beams go on with the cache of another beam."""
-
-    def reorder(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
-        return super().reorder(cache, rows[::-1])
-
-
-class OneBeamOnly(Delegate):
-    def select(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
-        return self.changed_caches(super().select(cache, rows), ("encoder_key", "encoder_value"), np.zeros_like)
-
-
-@pytest.mark.parametrize("fault", [LostRows, OneBeamOnly])
-def test_a_fault_of_moving_caches_fails_on_the_token_rung(
-    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, fault: type[Delegate]
+def test_what_only_a_long_prefill_shows_fails_on_the_rollout_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
 ) -> None:
-    assert failed(judge(tiny_bundle, exam, fault(tiny_backend))) == [TOKENS]
+    report = judge(tiny_bundle, exam, WrongInALongPrefill(tiny_backend))
+    assert failed(report) == [ROLLOUT, DEPLOYMENT]
+    (problem,) = report.rungs[ROLLOUT].problems
+    assert problem.startswith("at position 13 of one long prefill the error is 0.01")
+    assert [case.passed for case in report.rungs[ROLLOUT].cases] == [False, False]
+
+
+class TooFewLogits(Delegate):
+    """The last tokens of the vocabulary are lost, those of every answer among them."""
+
+    def prefill(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().prefill(*inputs)
+        return self.changed(logits, lambda array: array[..., :20]), cache
+
+    def step(self, *inputs: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().step(*inputs)
+        return self.changed(logits, lambda array: array[..., :20]), cache
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_too_few_logits_are_a_verdict_on_every_rung_and_no_accident(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, precision: str
+) -> None:
+    passport = msgspec.structs.replace(tiny_bundle.passport, precision=precision)
+    candidate = Candidate(TooFewLogits(tiny_backend), passport, Tokenizer(tiny_bundle.folder), "as tested")
+    specs = graph_specs(passport.dims)
+    report = sit(exam, candidate, specs, specs)
+    assert failed(report) == [GRAPH, ROLLOUT, TOKENS, DEPLOYMENT]
+    assert report.drift[0] == math.inf
+    assert all(math.isnan(figure.value) for figure in report.figures)
+
+
+def test_a_chain_that_gives_up_on_the_way_is_infinitely_wrong_from_there(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+) -> None:
+    class Fault(Delegate):
+        def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
+            if cache[0].decoder_key.shape()[2] == 11:
+                raise GraphError("gave up in step: Concat")
+            return super().step(input_ids, encoder_attention_mask, cache)
+
+    report = judge(tiny_bundle, exam, Fault(tiny_backend))
+    assert failed(report) == [ROLLOUT, INVARIANCE, DEPLOYMENT]
+    assert max(report.drift[:11]) < report.drift_tolerance
+    assert report.drift[11:] == [math.inf] * 13
+    assert report.rungs[ROLLOUT].problems == [
+        f"at position 11 the error is inf, earned is {report.drift_tolerance:.3g} (gave up in step: Concat)"
+    ]
 
 
 # NaN
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("case", range(3))
+@pytest.mark.parametrize("case", range(5))
 def test_a_number_that_is_none_fails_in_whichever_case_it_comes(
     tiny_backend: OrtBackend, exam: Exam, case: int, number: float
 ) -> None:
     """The other cases, before and after, must not hide it."""
     cases = [question for question in exam.graphs if question.verb == "encode"]
-    seen = iter(range(3))
+    seen = iter(range(5))
 
     class Fault(Delegate):
         def encode(self, *inputs: Any) -> Any:
@@ -323,4 +361,11 @@ def test_an_error_of_pytorch_that_is_no_number_earns_nothing(
     graphs = [msgspec.structs.replace(case, own_error=dict.fromkeys(case.own_error, own_error)) for case in exam.graphs]
     rollouts = [msgspec.structs.replace(case, own_error=[own_error] * len(case.own_error)) for case in exam.rollouts]
     changed = msgspec.structs.replace(exam, graphs=graphs, rollouts=rollouts)
-    assert failed(judge(tiny_bundle, changed, tiny_backend)) == [GRAPH, ROLLOUT, TOKENS]
+    below = [GRAPH, ROLLOUT, TOKENS, INVARIANCE, DEPLOYMENT]
+    # An infinite one is not even that of float32, which is found before anything runs.
+    assert failed(judge(tiny_bundle, changed, tiny_backend)) == ([STRUCTURE, *below] if own_error > 1 else below)
+    candidate = Candidate(tiny_backend, tiny_bundle.passport, Tokenizer(tiny_bundle.folder), "as tested")
+    rung, tensors = graph_rung(graphs, candidate, graph_specs(tiny_bundle.passport.dims))
+    assert not rung.passed
+    assert not any(result.passed for result in tensors)
+    assert not rollout_rung(rollouts, candidate)[0].passed

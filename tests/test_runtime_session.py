@@ -15,7 +15,7 @@ from runtime.backend import Array, Cache
 from runtime.bundle import Bundle, record_files
 from runtime.contract import graph_specs
 from runtime.errors import BundleError, GraphError, ProviderError
-from runtime.session import OrtBackend, available_cpus
+from runtime.session import OPTIMIZATIONS, Optimization, OrtBackend, available_cpus
 from runtime.verbs import call
 
 SOURCE = np.array([[4, 9, 7, 3], [5, 6, 3, 0], [8, 3, 0, 0]])
@@ -190,8 +190,13 @@ def test_a_senseless_number_of_threads_is_refused(tiny_bundle: Bundle, threads: 
         OrtBackend(tiny_bundle, threads=threads)
 
 
+def options(backend: OrtBackend, name: str) -> set[Any]:
+    """What the sessions of all graphs say."""
+    return {getattr(graph._session.get_session_options(), name) for graph in backend._graphs.values()}
+
+
 def pool_sizes(backend: OrtBackend) -> set[int]:
-    return {graph._session.get_session_options().intra_op_num_threads for graph in backend._graphs.values()}
+    return options(backend, "intra_op_num_threads")
 
 
 def test_all_graphs_compute_with_the_threads_that_were_asked_for(tiny_bundle: Bundle) -> None:
@@ -216,6 +221,29 @@ def test_the_number_of_threads_does_not_change_what_is_computed(
 ) -> None:
     logits = Prefilled(OrtBackend(tiny_bundle, threads=threads)).logits
     np.testing.assert_allclose(logits.numpy(), prefilled.logits.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("level", OPTIMIZATIONS)
+def test_all_graphs_are_rewritten_as_much_as_was_asked_for(
+    tiny_bundle: Bundle, prefilled: Prefilled, level: Optimization
+) -> None:
+    backend = OrtBackend(tiny_bundle, threads=1, optimization=level)
+    assert options(backend, "graph_optimization_level") == {OPTIMIZATIONS[level]}
+    ours = Prefilled(backend)
+    np.testing.assert_allclose(ours.logits.numpy(), prefilled.logits.numpy(), atol=1e-4)
+    assert backend.found_specs() == graph_specs(tiny_bundle.passport.dims)
+
+
+def test_graphs_are_rewritten_from_nothing_to_everything_and_by_default_as_much_as_can_be(tiny_bundle: Bundle) -> None:
+    assert list(OPTIMIZATIONS) == ["none", "basic", "extended", "all"]
+    assert len(set(OPTIMIZATIONS.values())) == 4
+    assert options(OrtBackend(tiny_bundle, threads=1), "graph_optimization_level") == {OPTIMIZATIONS["all"]}
+
+
+def test_an_unknown_optimization_is_refused(tiny_bundle: Bundle) -> None:
+    level: Any = "most"
+    with pytest.raises(ProviderError, match="optimization is 'most', expected one of none, basic, extended, all"):
+        OrtBackend(tiny_bundle, optimization=level)
 
 
 @pytest.fixture(scope="module")
@@ -289,14 +317,15 @@ def test_heavy_operators_left_to_the_cpu_are_a_missed_provider(
 
 def test_a_fallback_loads_every_graph_anew_on_the_cpu(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph that misses the provider must not leave the others on it."""
-    loaded: list[str] = []
+    loaded: list[tuple[str, int | None, str]] = []
     load = session._load
 
-    def observe(bundle: Bundle, provider: session.Provider, threads: int | None) -> Any:
-        loaded.append(provider)
-        return load(bundle, "cpu", threads)
+    def observe(bundle: Bundle, provider: session.Provider, threads: int | None, optimization: Optimization) -> Any:
+        loaded.append((provider, threads, optimization))
+        return load(bundle, "cpu", threads, optimization)
 
     monkeypatch.setattr(session, "_load", observe)
     monkeypatch.setattr(session._Graph, "missed", lambda graph, _: "no" if graph._spec.verb == "step" else None)
-    assert OrtBackend(tiny_bundle, provider="cuda", allow_fallback=True).provider == "cpu"
-    assert loaded == ["cuda", "cpu"]
+    backend = OrtBackend(tiny_bundle, provider="cuda", threads=2, optimization="basic", allow_fallback=True)
+    assert backend.provider == "cpu"
+    assert loaded == [("cuda", 2, "basic"), ("cpu", 2, "basic")]

@@ -112,7 +112,7 @@ def test_a_good_bundle_passes() -> None:
     assert done.out.rstrip().endswith("PASS")
     report = json.loads(Done("verify", TINY, "--json").out)
     assert report["passed"]
-    assert [rung["rung"] for rung in report["rungs"]] == [0, 1, 2, 3, 4]
+    assert [rung["rung"] for rung in report["rungs"]] == [0, 1, 2, 3, 4, 5, 6]
     assert all(tensor["compared"] > 0 for tensor in report["tensors"])
 
 
@@ -165,7 +165,7 @@ def test_inspect_shows_bundle_and_checkpoint_to_people_and_machines(checkpoint: 
     assert "past_decoder_sequence_length + decoder_sequence_length" in shown.out
     assert "weights.bin" in shown.out
     machine = json.loads(Done("inspect", TINY, "--json").out)
-    assert machine["passport"]["format"] == "seq2onnx-bundle-1"
+    assert machine["passport"]["format"] == "seq2onnx-bundle-2"
     assert machine["graphs"]["step"]["outputs"][0]["name"] == "logits"
     assert "encoder.layers.0.self_attention.q_proj.weight" in Done("inspect", checkpoint).out
     assert json.loads(Done("inspect", checkpoint, "--json").out)["model"]["d_model"] == 32

@@ -178,7 +178,7 @@ def test_the_resolved_settings_read_back_as_they_were(tmp_path: Path, path: Path
         assert load_run_config(copy) == config
 
 
-@given(text=st.text(st.characters(codec="utf-8"), min_size=1), rate=st.floats(min_value=1e-300))
+@given(text=st.text(st.characters(codec="utf-8"), min_size=1), rate=st.floats(min_value=1e-300, allow_infinity=False))
 def test_any_text_and_number_survives_the_way_to_toml_and_back(
     tmp_path_factory: pytest.TempPathFactory, text: str, rate: float
 ) -> None:

@@ -31,13 +31,14 @@ def export_command(
     """
     with needs("export"):
         from exporters.export import export_bundle
+        from runtime.environment import environment
 
         from .render import report_json, show_report, stages
     with stages() as say:
         report = export_bundle(checkpoint, bundle, opset=opset, sentences=sentences, force=force, say=say)
     if as_json:
-        click.echo(report_json(report, bundle, provider="cpu"))
+        click.echo(report_json(report, bundle, environment=environment()))
     else:
-        show_report(report, provider="cpu", tensors=False)
+        show_report(report, tensors=False)
         size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
         click.echo(f"{bundle}: {size / 1e6:.1f} MB. Try: toolkit run --bundle {bundle} TEXT")

@@ -29,6 +29,37 @@ sentences_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def runtime_options(command: Decorated) -> Decorated:
+    """What to verify at: --runtime, --optimization, --threads, each of them several times."""
+    options = [
+        click.option(
+            "--runtime",
+            "runtimes",
+            type=click.Choice(["ort-cpu", "ort-cuda", "openvino", "reference"]),
+            multiple=True,
+            help="What runs the graphs; the first of several is the one to be deployed.  [default: ort-cpu]",
+        ),
+        click.option(
+            "--optimization",
+            "optimizations",
+            type=click.Choice(["none", "basic", "extended", "all"]),
+            multiple=True,
+            help="How much ONNX Runtime may rewrite the graphs.  [default: all, then each of the others]",
+        ),
+        click.option(
+            "--threads",
+            "threads",
+            type=click.IntRange(min=1),
+            multiple=True,
+            metavar="N",
+            help="Threads to compute with.  [default: the CPUs at hand, then one]",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def provider_options(command: Decorated) -> Decorated:
     """Where to compute: --provider, --threads, --allow-fallback."""
     options = [

@@ -1,7 +1,7 @@
 """What the commands show: tables for people, JSON for machines, stages while something takes long."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,13 @@ import click
 import msgspec
 import rich.box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from runtime.bundle import Bundle
 from runtime.contract import GraphSpec, graph_specs
-from runtime.parity import Report
+from runtime.parity.report import Report, TokenDifference
 
 if TYPE_CHECKING:
     from models.trace import TracePoint
@@ -59,43 +60,100 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def show_report(report: Report, *, provider: str, tensors: bool) -> None:
+def show_report(report: Report, *, tensors: bool) -> None:
     """The rungs, the outputs behind rung 2 if asked for, every problem, and the verdict."""
     out = console()
-    rungs = table(f"The ladder, on {provider}", "rung", "verdict", "compared", "found", right=["compared"])
+    rungs = table(
+        f"The ladder, at {report.settings[0].setting}", "rung", "verdict", "compared", "found", right=["compared"]
+    )
     for rung in report.rungs:
         verdict = "[green]pass[/]" if rung.passed else "[red]FAIL[/]"
         rungs.add_row(f"{rung.rung} {rung.name}", verdict, f"{rung.compared:,}", rung.summary)
     out.print(rungs)
-    if tensors:
-        numbers = ["PyTorch's error", "error", "ratio", "allowed"]
-        errors = table("Distance from the float64 reference", "graph", "output", *numbers, "farthest in", right=numbers)
-        for result in report.tensors:
-            figures = (
-                f"{result.own_error:.2e}",
-                f"{result.error:.2e}",
-                f"{result.ratio:.2f}",
-                f"{result.tolerance:.2e}",
-            )
-            errors.add_row(result.graph, result.tensor, *figures, result.worst, style=None if result.passed else "red")
-        out.print(errors)
+    if tensors and report.tensors:
+        out.print(_tensor_table(report))
+    if report.figures:
+        out.print(_figure_table(report))
+    if len(report.settings) > 1:
+        out.print(_setting_table(report))
+    for difference in report.differences:
+        out.print(_difference_table(difference))
     for rung in report.rungs:
         for problem in rung.problems:
             out.print(f"rung {rung.rung}: {problem}", style="red", markup=False)
+    if report.explanation is not None:
+        out.print(report.explanation.sentence, markup=False)
     out.print("PASS" if report.passed else "FAIL", style="bold green" if report.passed else "bold red")
 
 
-def report_json(report: Report, bundle: Path, *, provider: str, seed: int | None = None) -> str:
-    """`report` for machines."""
+def _tensor_table(report: Report) -> Table:
+    numbers = ["PyTorch's error", "error", "ratio", "earned", "relative"]
+    errors = table("Distance from the float64 reference", "graph", "output", *numbers, "farthest in", right=numbers)
+    for result in report.tensors:
+        figures = (
+            f"{result.own_error:.2e}",
+            f"{result.error:.2e}",
+            f"{result.ratio:.2f}",
+            f"{result.earned:.2e}",
+            f"{result.relative:.1e}",
+        )
+        errors.add_row(result.graph, result.tensor, *figures, result.worst, style=None if result.passed else "red")
+    return errors
+
+
+def _figure_table(report: Report) -> Table:
+    made = table("What a lower precision is judged by", "figure", "found", "limit", "why", right=["found", "limit"])
+    for figure in report.figures:
+        limit = f"{'>=' if figure.at_least else '<='} {figure.limit:g}"
+        made.add_row(figure.name, f"{figure.value:.4g}", limit, figure.reason, style=None if figure.passed else "red")
+    return made
+
+
+def _setting_table(report: Report) -> Table:
+    names = list(report.settings[0].rungs)
+    made = table(
+        "At every setting", "setting", *(f"rung {name}" for name in names), "worst ratio", right=["worst ratio"]
+    )
+    for row in report.settings:
+        verdicts = ["[green]pass[/]" if row.rungs.get(name) else "[red]FAIL[/]" for name in names]
+        made.add_row(row.setting, *verdicts, f"{row.worst_ratio:.2f}")
+    return made
+
+
+def _difference_table(item: TokenDifference) -> Table:
+    """Both outputs, and both runtimes' most probable tokens where they part."""
+    title = f"{item.label}: {item.kind} at token {item.position} (margin {item.margin:.3g}, rounding {item.error:.3g})"
+    made = table(escape(title), "", "PyTorch", "this runtime")
+    made.add_row("output", escape(item.expected_text), escape(item.found_text))
+    for place in range(max(len(item.reference_top), len(item.runtime_top))):
+        tops = [
+            escape(f"{top[place][0]}  {top[place][1]:.6f}") if place < len(top) else ""
+            for top in (item.reference_top, item.runtime_top)
+        ]
+        made.add_row(f"top {place + 1}", *tops)
+    return made
+
+
+def report_json(report: Report, bundle: Path, *, environment: Mapping[str, str], seed: int | None = None) -> str:
+    """`report` for machines. A number that is none comes as null."""
     content = {
         "bundle": str(bundle),
-        "provider": provider,
         "passed": report.passed,
         "seed": seed,
+        "environment": environment,
         **msgspec.to_builtins(report),
         "tensors": [
-            {**msgspec.to_builtins(result), "ratio": result.ratio, "passed": result.passed} for result in report.tensors
+            {
+                **msgspec.to_builtins(result),
+                "ratio": result.ratio,
+                "relative": result.relative,
+                "passed": result.passed,
+            }
+            for result in report.tensors
         ],
+        "differences": [{**msgspec.to_builtins(item), "kind": item.kind} for item in report.differences],
+        "figures": [{**msgspec.to_builtins(figure), "passed": figure.passed} for figure in report.figures],
+        "settings": [{**msgspec.to_builtins(row), "passed": row.passed} for row in report.settings],
     }
     return msgspec.json.encode(content).decode()
 
@@ -116,7 +174,7 @@ def show_bundle(bundle: Bundle, *, as_json: bool) -> None:
         "precision": passport.precision,
         "opset, IR": f"{passport.opset}, {passport.ir_version}",
         "written by": ", ".join(f"{name} {version}" for name, version in passport.tools.items()),
-        "verified at export": _verdict(bundle),
+        "last verified": _verdict(bundle),
         **{name: str(value) for name, value in msgspec.to_builtins(passport.dims).items()},
         "pad, start, eos": ", ".join(map(str, passport.special)),
         "search": ", ".join(
@@ -138,7 +196,8 @@ def _verdict(bundle: Bundle) -> str:
     if last is None:
         return "never"
     rungs = ", ".join(f"{rung} {verdict}" for rung, verdict in last.rungs.items())
-    return f"{'passed' if last.passed else 'FAILED'} on {last.provider} with {last.runtime} (rungs {rungs})"
+    where = f"{last.setting}, onnxruntime {last.versions.get('onnxruntime', 'unknown')}"
+    return f"{'passed' if last.passed else 'FAILED'} at {where} (rungs {rungs})"
 
 
 def _graph_table(verb: str, file: str, graph: GraphSpec) -> Table:

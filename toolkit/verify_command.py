@@ -1,13 +1,34 @@
 """`toolkit verify`: prove that a bundle computes what PyTorch computes."""
 
 import secrets
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .errors import needs
-from .options import json_option, provider_options, sentences_option
+from .options import json_option, runtime_options, sentences_option
+
+if TYPE_CHECKING:
+    from runtime.backend import Backend
+    from runtime.bundle import Bundle
+    from runtime.exam import Exam
+    from runtime.verify import Setting
+
+
+def parse_thresholds(_context: click.Context, _option: click.Parameter, given: Sequence[str]) -> dict[str, float]:
+    """NAME=VALUE, several times."""
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE with a number for a value") from None
+    return found
 
 
 @click.command("verify")
@@ -21,7 +42,20 @@ from .options import json_option, provider_options, sentences_option
     "--seed", type=click.IntRange(min=0), metavar="N", help="Of the fresh exam.  [default: random, and printed]"
 )
 @sentences_option
-@provider_options
+@runtime_options
+@click.option(
+    "--threshold",
+    "thresholds",
+    multiple=True,
+    callback=parse_thresholds,
+    metavar="NAME=VALUE",
+    help="Another limit for a bundle of lower precision; docs/parity.md has the table.",
+)
+@click.option("--explain", "explained", is_flag=True, help="Find the first module inside the graphs that is off.")
+@click.option(
+    "--report", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write all of it to one HTML file."
+)
+@click.option("--record", "recorded", is_flag=True, help="Write the verdict into the passport of the bundle.")
 @json_option
 def verify_command(
     *,
@@ -29,42 +63,113 @@ def verify_command(
     checkpoint: Path | None,
     seed: int | None,
     sentences: Path | None,
-    provider: Any,
-    threads: int | None,
-    allow_fallback: bool,
+    runtimes: Sequence[Any],
+    optimizations: Sequence[Any],
+    threads: Sequence[int],
+    thresholds: dict[str, float],
+    explained: bool,
+    page: Path | None,
+    recorded: bool,
     as_json: bool,
 ) -> None:
     """Let the BUNDLE sit an exam and print a verdict; exit code 1 when it fails.
 
     Without --checkpoint the bundle sits the exam that PyTorch wrote when it was exported, which needs no torch.
+
+    The ladder is climbed at the first --runtime, --optimization and --threads, which should be those that will be
+    deployed; its last rung repeats it at all the others.
     """
-    from runtime.bundle import Bundle
-    from runtime.session import OrtBackend
-    from runtime.verify import sit_bundle
+    from runtime.bundle import EXAM_ROLE, Bundle
+    from runtime.environment import environment
+    from runtime.exam import load_exam
+    from runtime.verify import examine, record
 
     from .render import report_json, show_report, stages
 
     if checkpoint is None and (seed is not None or sentences is not None):
         raise click.UsageError("--seed and --sentences belong to the fresh exam of --checkpoint")
+    write_report = _report_writer() if page else None
     opened = Bundle(bundle)
-    backend = OrtBackend(opened, provider=provider, threads=threads, allow_fallback=allow_fallback)
-    if backend.provider != provider:
-        click.echo(f"{provider} cannot be used here: running on {backend.provider}", err=True)
-    exam = None
+    settings = chosen_settings(runtimes, optimizations, threads)
     with stages() as say:
-        if checkpoint is not None:
-            with needs("export"):
-                from exporters.export import fresh_exam
+        if checkpoint is None:
+            exam = load_exam(opened.path(EXAM_ROLE))
+        else:
             seed = secrets.randbelow(2**32) if seed is None else seed
             say("PyTorch writes a fresh exam")
-            exam = fresh_exam(checkpoint, opened, seed, sentences)
-        say("sitting the exam")
-        report = sit_bundle(opened, backend, exam)
+            exam = _fresh_exam(checkpoint, opened, seed, sentences, explain_all=explained)
+        report = examine(opened, settings, exam, thresholds=thresholds, opener=_open, say=say)
+        if explained and report.rungs[0].passed:
+            say("looking into the graphs")
+            report.explanation = _explain(opened, exam, settings[0], failed=not report.passed)
+    surroundings = environment()
+    if recorded:
+        record(opened, report)
+    if page is not None and write_report is not None:
+        write_report(page, report, opened, surroundings, _again(seed))
     if as_json:
-        click.echo(report_json(report, bundle, provider=backend.provider, seed=seed))
+        click.echo(report_json(report, bundle, environment=surroundings, seed=seed))
     else:
-        show_report(report, provider=backend.provider, tensors=True)
+        show_report(report, tensors=True)
         if seed is not None:
             click.echo(f"fresh exam of seed {seed}: repeat it with --seed {seed}")
     if not report.passed:
         raise click.exceptions.Exit(1)
+
+
+def chosen_settings(runtimes: Sequence[Any], optimizations: Sequence[Any], threads: Sequence[int]) -> "list[Setting]":
+    """Every combination, the first of each before all; where only one was asked for, what is usually tried with it."""
+    from runtime.verify import Setting, default_sweep
+
+    counts: Sequence[int | None] = threads or [None]
+    asked = [
+        Setting(runtime, level, count)
+        for runtime in runtimes or ["ort-cpu"]
+        for level in optimizations or ["all"]
+        for count in counts
+    ]
+    # A runtime without levels says the same for each.
+    settings = list({str(setting): setting for setting in reversed(asked)}.values())[::-1]
+    return [*settings, *default_sweep(settings[0])] if len(settings) == 1 else settings
+
+
+def _open(bundle: "Bundle", setting: "Setting") -> "Backend[Any]":
+    """What runs `bundle` at `setting`; runtimes that are not deployed with every bundle are extras."""
+    if setting.runtime == "reference":
+        with needs("export"):
+            from exporters.onnx_reference import reference_backend
+        return reference_backend(bundle)
+    if setting.runtime == "openvino":
+        with needs("openvino"):
+            from runtime.openvino_backend import openvino_backend
+        return openvino_backend(bundle, setting.threads)
+    from runtime.verify import open_backend
+
+    return open_backend(bundle, setting)
+
+
+def _fresh_exam(checkpoint: Path, bundle: "Bundle", seed: int, sentences: Path | None, *, explain_all: bool) -> "Exam":
+    with needs("export"):
+        from exporters.export import fresh_exam
+    return fresh_exam(checkpoint, bundle, seed, sentences, explain_all=explain_all)
+
+
+def _explain(bundle: "Bundle", exam: "Exam", setting: "Setting", *, failed: bool) -> Any:
+    with needs("export"):
+        from exporters.explain import explain
+    return explain(bundle, exam, setting.optimization, failed=failed)
+
+
+def _report_writer() -> Any:
+    """Before anything is computed: what is missing should be said first."""
+    with needs("report"):
+        from .report import write_report
+    return write_report
+
+
+def _again(seed: int | None) -> str:
+    """The command line that repeats this verification."""
+    words = ["toolkit", *sys.argv[1:]]
+    if seed is not None and "--seed" not in words:
+        words += ["--seed", str(seed)]
+    return shlex.join(words)

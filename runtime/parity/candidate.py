@@ -1,0 +1,71 @@
+"""Who sits the exam: a runtime, with what the passport and the tokenizer of its bundle say."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backend import Array, Backend, FloatArray
+from ..bundle import Passport
+from ..decoding import log_softmax
+from ..errors import GraphError
+from ..generation import GenerationConfig, Hypothesis, generate, pad
+from ..tokenizer import Tokenizer
+
+
+class Candidate(NamedTuple):
+    """A runtime under test."""
+
+    backend: Backend[Any]
+    passport: Passport
+    tokenizer: Tokenizer
+    setting: str
+    """Runtime, optimisation level and threads, for people."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is held to what float32 earns; a lower precision is judged by its words."""
+        return self.passport.precision == "fp32"
+
+    def search(self, sources: Sequence[Sequence[int]], config: GenerationConfig) -> list[Hypothesis]:
+        """The best output for each of `sources`, one batch."""
+        passport = self.passport
+        found = generate(self.backend, sources, config, passport.special, passport.dims.max_positions)
+        return [best for best, *_ in found]
+
+    def forced_log_probs(self, source: Sequence[int], target: Sequence[int]) -> FloatArray:
+        """Log-probabilities `(N + 1, V)` of the token after each prefix of `target (N,)`, the empty one first.
+
+        Raises:
+            GraphError: the runtime gives up, or gives other tokens than the vocabulary has.
+        """
+        ids, mask = pad([source], self.passport.special.pad)
+        fed = np.array([[self.passport.special.start, *target]], np.int64)
+        logits = at_once(self.backend, ids, mask, fed)[0]
+        if logits.shape[-1] != self.passport.dims.vocab_size:
+            raise GraphError(f"prefill gives {logits.shape[-1]} logits, expected {self.passport.dims.vocab_size}")
+        return log_softmax(logits.astype(np.float64))
+
+
+def at_once(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> Array:
+    """Logits `(B, N, V)` after each of `target_ids (B, N)`, all of them fed to one prefill."""
+    mask = backend.put(source_mask)
+    memory = backend.encode(backend.put(source_ids), mask)
+    logits, _ = backend.prefill(backend.put(target_ids), memory, mask)
+    return backend.get(logits)
+
+
+def rollout(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> list[Array]:
+    """Logits `(B, V)` after each of `target_ids (B, N)`: prefill with the first, steps on the caches that come back."""
+    return list(chained(backend, source_ids, source_mask, target_ids))
+
+
+def chained(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> Iterator[Array]:
+    """`rollout`, position by position."""
+    mask = backend.put(source_mask)
+    memory = backend.encode(backend.put(source_ids), mask)
+    logits, cache = backend.prefill(backend.put(target_ids[:, :1]), memory, mask)
+    yield backend.get(logits)[:, -1]
+    for place in range(1, target_ids.shape[1]):
+        logits, cache = backend.step(backend.put(target_ids[:, place : place + 1]), mask, cache)
+        yield backend.get(logits)[:, -1]

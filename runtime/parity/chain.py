@@ -1,0 +1,89 @@
+"""Rung 3: prefill and steps on the runtime's own caches, and how far it drifts away from step to step.
+
+The same tokens in one prefill must give the same: no case of rung 2 has a prefix as long as the model has room for.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..backend import Array
+from ..errors import GraphError
+from ..exam import RolloutCase
+from .candidate import Candidate, at_once, chained
+from .report import CaseResult, RungResult, rung_result
+from .tolerance import FACTOR, earned_by_rollout, largest_error, worst
+
+
+class Drift(NamedTuple):
+    """The runtime's error at each position."""
+
+    errors: list[float]
+    """Infinite from where it gave up."""
+    failure: str = ""
+    """Why it did."""
+
+    def problems(self, tolerance: float, fed: str = "") -> list[str]:
+        """The first position that is out of `tolerance`; `fed` says in which way tokens went in."""
+        bad = [place for place, error in enumerate(self.errors) if not error <= tolerance or math.isinf(error)]
+        if not bad:
+            return []
+        reason = f" ({self.failure})" if self.failure else ""
+        return [f"at position {bad[0]}{fed} the error is {self.errors[bad[0]]:.3g}, earned is {tolerance:.3g}{reason}"]
+
+
+def rollout_rung(cases: Sequence[RolloutCase], candidate: Candidate) -> tuple[RungResult, list[float]]:
+    """The verdict, and the largest error at each position of the chains."""
+    earned = earned_by_rollout(cases)
+    tolerance = earned.tolerance if candidate.exact else math.inf
+    steps = [drift(case, _step_by_step(case, candidate)) for case in cases]
+    wholes = [drift(case, _whole(case, candidate)) for case in cases]
+
+    def problems(chain: Drift, whole: Drift) -> list[str]:
+        return [*chain.problems(tolerance), *whole.problems(tolerance, " of one long prefill")]
+
+    verdicts = [
+        CaseResult(label=case.label, compared=2 * case.reference.size, problems=problems(chain, whole))
+        for case, chain, whole in zip(cases, steps, wholes, strict=True)
+    ]
+    chain, whole = together(steps), together(wholes)
+    largest = worst([*chain.errors, *whole.errors])
+    ratio = FACTOR * largest / earned.tolerance
+    summary = f"{max(len(chain.errors) - 1, 0)} steps, worst {ratio:.2f} x PyTorch's own error"
+    return rung_result(3, summary, verdicts, problems(chain, whole)), chain.errors
+
+
+def _step_by_step(case: RolloutCase, candidate: Candidate) -> Iterator[Array]:
+    return chained(candidate.backend, case.source_ids, case.source_mask, case.target_ids)
+
+
+def _whole(case: RolloutCase, candidate: Candidate) -> Iterator[Array]:
+    logits = at_once(candidate.backend, case.source_ids, case.source_mask, case.target_ids)
+    yield from logits.swapaxes(0, 1)
+
+
+def drift(case: RolloutCase, logits: Iterator[Array]) -> Drift:
+    """How far `logits (B, V)`, position by position, are away from the reference."""
+    errors, failure = [], ""
+    try:
+        for place, found in enumerate(logits):
+            kept = case.columns[:, place]
+            ours = np.take_along_axis(found, kept, 1) if kept.max(initial=-1) < found.shape[-1] else None
+            errors.append(largest_error(ours, case.reference[:, place]))
+    except GraphError as error:
+        failure = str(error)
+    return Drift(errors + [math.inf] * (case.target_ids.shape[1] - len(errors)), failure)
+
+
+def together(drifts: Sequence[Drift]) -> Drift:
+    """The largest error at each position over several chains, and the first failure."""
+    failures = [drift.failure for drift in drifts if drift.failure]
+    return Drift(worst_per_step([drift.errors for drift in drifts]), next(iter(failures), ""))
+
+
+def worst_per_step(drifts: Sequence[Sequence[float]]) -> list[float]:
+    """The largest error at each position over several chains."""
+    longest = max(map(len, drifts), default=0)
+    return [worst([errors[place] for errors in drifts if place < len(errors)]) for place in range(longest)]
