@@ -32,8 +32,8 @@ types: $(VENV)/installed ## mypy --strict
 arrows: $(VENV)/installed ## who may import whom
 	$(BIN)/lint-imports
 
-unit: $(VENV)/installed ## the tests
-	$(BIN)/pytest
+unit: $(VENV)/installed ## the tests, in two processes of one thread each
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 deployed: $(BARE)/installed ## the wheel where torch is not installed: runtime tests and commands
 	$(BARE)/bin/pytest -p no:cacheprovider -o pythonpath= tests/test_runtime_*.py tests/test_deployed.py

@@ -10,6 +10,7 @@ import msgspec
 from .contract import GRAPH_FILES, Dims
 from .decoding import SpecialIds
 from .errors import BundleError
+from .formats import check_format
 from .generation import GenerationConfig
 
 PASSPORT = "bundle.json"
@@ -66,12 +67,6 @@ class Passport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     verification: Verification | None = None
 
 
-class _Head(msgspec.Struct):
-    """What every version of the passport has."""
-
-    format: str
-
-
 class Bundle:
     """An opened bundle: its folder and its passport, every file compared with its record.
 
@@ -108,9 +103,7 @@ def read_passport(folder: Path) -> Passport:
         raise BundleError(f"{folder} {what}: expected a bundle, a folder that 'toolkit export' wrote")
     try:
         content = path.read_bytes()
-        found = msgspec.json.decode(content, type=_Head).format
-        if found != FORMAT:
-            raise BundleError(f"{path}: format is {found!r}, this version reads {FORMAT!r}: export the bundle again")
+        check_format(content, FORMAT, path, BundleError)
         return msgspec.json.decode(content, type=Passport)
     except BundleError:
         raise

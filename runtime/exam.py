@@ -18,6 +18,7 @@ from .backend import Array
 from .contract import VERBS
 from .decoding import SpecialIds
 from .errors import ExamError
+from .formats import check_format
 from .generation import GenerationConfig
 
 EXAM = "exam.json"
@@ -37,7 +38,7 @@ class GraphCase(msgspec.Struct, kw_only=True, omit_defaults=True):
     own_error: dict[str, float]
     """Largest absolute distance of PyTorch-float32 from the reference, by output."""
     columns: Array | None = None
-    """`(C,)`: the tokens whose logits are kept, `(B, T, C)`; None where all are. Among its cases each has its turn."""
+    """`(C,)`: the tokens whose logits are kept, `(B, T, C)`; None where all are. Other ones in each case."""
     modules: dict[str, Array] = {}
     """For explanations: what the modules inside give, by path, such as `decoder.layers.0.self_attention.out_proj`."""
     module_errors: dict[str, float] = {}
@@ -166,11 +167,12 @@ def load_exam(folder: Path) -> Exam:
         raise ValueError(f"expected an array of {ARRAYS}, got {value!r}")
 
     try:
+        check_format(text, FORMAT, folder / EXAM, ExamError)
         exam = msgspec.json.decode(text, type=Exam, dec_hook=resolve)
+    except ExamError:
+        raise
     except (msgspec.DecodeError, ValueError) as error:
         raise ExamError(f"{folder / EXAM} is damaged: {error}") from None
-    if exam.format != FORMAT:
-        raise ExamError(f"{folder / EXAM}: format is {exam.format!r}, this version reads {FORMAT!r}")
     if problems := _contradictions(exam):
         raise ExamError(f"the exam in {folder} is damaged: {'; '.join(problems)}")
     return exam

@@ -108,11 +108,11 @@ def sit_bundle(
     backend: Backend[Any],
     exam: Exam | None = None,
     *,
-    setting: str = str(Setting()),
+    setting: str | None = None,
     thresholds: Mapping[str, float] | None = None,
 ) -> Report:
     """Let `backend`, which runs `bundle` at `setting`, sit `exam`; see `examine`."""
-    candidate = Candidate(backend, bundle.passport, Tokenizer(bundle.folder), setting)
+    candidate = Candidate(backend, bundle.passport, Tokenizer(bundle.folder), setting or str(Setting()))
     # The structure is that of the files: other runtimes forget the names of axes.
     graphs = backend if isinstance(backend, OrtBackend) else OrtBackend(bundle, threads=1, optimization="none")
     questions = exam or load_exam(bundle.path(EXAM_ROLE))

@@ -15,7 +15,7 @@ from runtime_support import TINY, edit_passport
 from exporters.golden import Examiner, recorded_sizes
 from models.config import ModelConfig
 from runtime.backend import Array
-from runtime.bundle import PASSPORT, WEIGHTS, Bundle, record_files
+from runtime.bundle import COMPANIONS, PASSPORT, WEIGHTS, Bundle, record_files
 from runtime.contract import GRAPH_FILES, VERBS
 from runtime.exam import CacheCheck, Exam, load_exam, save_exam
 from runtime.tokenizer import Tokenizer
@@ -144,6 +144,20 @@ def truncate_and_sign(folder: Path) -> None:
 def passport_edit(change: Callable[[dict[str, Any]], object]) -> Edit:
     """What lets `change` write into the passport of a folder."""
     return lambda folder: edit_passport(folder, change)
+
+
+def another_start_for_others(folder: Path) -> None:
+    """The decoder starts from the token 5, say the files by which transformers and Optimum open the folder."""
+    for name in COMPANIONS:
+        content = json.loads((folder / name).read_text("utf-8"))
+        (folder / name).write_text(json.dumps(content | {"decoder_start_token_id": 5}), "utf-8")
+    sign(folder)
+
+
+def another_start(folder: Path) -> None:
+    """The decoder starts from the token 5, say all files."""
+    another_start_for_others(folder)
+    edit_passport(folder, lambda passport: passport.update(special=[0, 5, 3]))
 
 
 def permute_vocabulary(folder: Path) -> None:

@@ -57,6 +57,11 @@ def verdict(folder: Path, exam: Exam | None = None) -> Finding:
     return Finding(str(failed[0].rung), failed[0].problems[0]) if failed else Finding(PASSED, "")
 
 
+def fewer_positions(passport: dict[str, Any]) -> None:
+    passport["dims"].update(max_positions=12)
+    passport["generation"].update(max_length=12)
+
+
 def _weights(change: Callable[[dict[str, Any]], None], rung: str, message: str) -> Fault:
     return Fault(weights_edit(change), rung, message)
 
@@ -120,12 +125,21 @@ PASSPORT: dict[str, Fault] = {
     ),
     "passport with one layer more": _dims("0", "prefill: present.1.decoder.key is missing", layers=2),
     "passport with more positions": _dims("0", "has 48 positions, the exam goes as far as 24", max_positions=48),
-    "passport with fewer positions": _dims("0", "has 12 positions, the exam goes as far as 24", max_positions=12),
+    "passport with fewer positions than outputs have tokens": _dims(
+        REFUSED, "outputs have up to 24 tokens, the model 12 positions", max_positions=12
+    ),
+    "passport with fewer positions": Fault(
+        passport_edit(fewer_positions), "0", "has 12 positions, the exam goes as far as 24"
+    ),
     "passport with fewer source words": _dims(
         "0", "the exam has the source id 44, the passport 40", source_vocab_size=40
     ),
     "passport with another start id": _passport(
-        "0", "the start id is 5 in the passport, PyTorch's is 2", special=[0, 5, 3]
+        REFUSED, r"generation_config\.json: decoder_start_token_id is 2, the passport says 5", special=[0, 5, 3]
+    ),
+    "another start id everywhere": Fault(files.another_start, "0", "the start id is 5 in the passport, PyTorch's is 2"),
+    "another start id for other readers": Fault(
+        files.another_start_for_others, REFUSED, r"config\.json: decoder_start_token_id is 5, the passport says 2"
     ),
     "graphs in each other's roles": Fault(
         passport_edit(

@@ -61,14 +61,25 @@ def write_report(path: Path, report: Report, bundle: Bundle, environment: Mappin
     """
     page = render_report(report, bundle, environment, command)
     try:
-        if path.exists() and not path.is_file():
-            raise FileExistsError(errno.EEXIST, "is there, and is no file that could be replaced")
+        check_place(path)
         with replacing(path) as temporary:
             # A path of the command line may hold bytes that are no text.
             temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         # The reader knows the file that was asked for, not the temporary one.
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_place(path: Path) -> None:
+    """Refuse a `path` at which no page can be written, before anything is computed.
+
+    Raises:
+        OSError: with `path` as its `filename`.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "is there, and is no file that could be replaced", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
 
 
 def render_report(report: Report, bundle: Bundle, environment: Mapping[str, str], command: str) -> str:

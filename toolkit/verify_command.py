@@ -1,5 +1,6 @@
 """`toolkit verify`: prove that a bundle computes what PyTorch computes."""
 
+import math
 import secrets
 import shlex
 import sys
@@ -27,7 +28,9 @@ def parse_thresholds(_context: click.Context, _option: click.Parameter, given: S
         try:
             found[name] = float(value)
         except ValueError:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE with a number for a value") from None
+            found[name] = math.nan
+        if math.isnan(found[name]):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE with a number for a value")
     return found
 
 
@@ -88,7 +91,7 @@ def verify_command(
 
     if checkpoint is None and (seed is not None or sentences is not None):
         raise click.UsageError("--seed and --sentences belong to the fresh exam of --checkpoint")
-    write_report = _report_writer() if page else None
+    write_report = None if page is None else _report_writer(page)
     opened = Bundle(bundle)
     settings = chosen_settings(runtimes, optimizations, threads)
     with stages() as say:
@@ -160,10 +163,11 @@ def _explain(bundle: "Bundle", exam: "Exam", setting: "Setting", *, failed: bool
     return explain(bundle, exam, setting.optimization, failed=failed)
 
 
-def _report_writer() -> Any:
+def _report_writer(page: Path) -> Any:
     """Before anything is computed: what is missing should be said first."""
     with needs("report"):
-        from .report import write_report
+        from .report import check_place, write_report
+    check_place(page)
     return write_report
 
 
