@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from .backend import Array, Cache, IntArray, LayerCache
-from .contract import ENCODE, PREFILL, STEP, Dims, graph_specs
+from .backend import Array, Cache, GraphVerbs, IntArray, LayerCache
+from .contract import Dims, graph_specs
 from .errors import GraphError
 
 Run = Callable[[str, dict[str, Array]], dict[str, Array]]
 """Runs the graph of a verb: inputs by name to outputs by name (see `runtime.contract`)."""
 
 
-class ArrayBackend:
+class ArrayBackend(GraphVerbs[Array]):
     """The verbs of `Backend` on numpy arrays.
 
     Args:
@@ -26,27 +26,9 @@ class ArrayBackend:
     def __init__(self, runtime: str, run: Run, dims: Dims) -> None:
         self.runtime = runtime
         """Name and version of what computes."""
+        super().__init__(dims.layers)
         self._run = run
         self._specs = graph_specs(dims)
-        self._layers = dims.layers
-
-    def encode(self, input_ids: Array, attention_mask: Array) -> Array:
-        """See `Backend.encode`."""
-        (memory,) = self._outputs(ENCODE, [input_ids, attention_mask])
-        return memory
-
-    def prefill(self, input_ids: Array, memory: Array, encoder_attention_mask: Array) -> tuple[Array, Cache[Array]]:
-        """See `Backend.prefill`."""
-        logits, *flat = self._outputs(PREFILL, [encoder_attention_mask, input_ids, memory])
-        return logits, tuple(LayerCache(*flat[4 * layer : 4 * layer + 4]) for layer in range(self._layers))
-
-    def step(self, input_ids: Array, encoder_attention_mask: Array, cache: Cache[Array]) -> tuple[Array, Cache[Array]]:
-        """See `Backend.step`."""
-        past = [tensor for layer in cache for tensor in layer]
-        logits, *grown = self._outputs(STEP, [encoder_attention_mask, input_ids, *past])
-        return logits, tuple(
-            LayerCache(grown[2 * index], grown[2 * index + 1], *layer[2:]) for index, layer in enumerate(cache)
-        )
 
     def reorder(self, cache: Cache[Array], rows: IntArray) -> Cache[Array]:
         """See `Backend.reorder`."""

@@ -3,10 +3,14 @@
 A backend keeps its tensors where it computed them: an `OrtValue`, a `torch.Tensor`. Only `put` and `get` cross over.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from .contract import ENCODE, PREFILL, STEP
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]
@@ -56,3 +60,37 @@ class Backend(Protocol[Tensor]):
 
     def get(self, tensor: Tensor) -> Array:
         """Fetch a tensor back."""
+
+
+class GraphVerbs(ABC, Generic[Tensor]):
+    """The three verbs of whatever runs the three graphs: their inputs and outputs are flat, in the contract's order."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+
+    @abstractmethod
+    def _outputs(self, verb: str, inputs: Iterable[Tensor]) -> list[Tensor]:
+        """Outputs of the graph of `verb` for `inputs`."""
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """See `Backend.encode`."""
+        (memory,) = self._outputs(ENCODE, [input_ids, attention_mask])
+        return memory
+
+    def prefill(
+        self, input_ids: Tensor, memory: Tensor, encoder_attention_mask: Tensor
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """See `Backend.prefill`."""
+        logits, *flat = self._outputs(PREFILL, [encoder_attention_mask, input_ids, memory])
+        return logits, tuple(LayerCache(*flat[4 * layer : 4 * layer + 4]) for layer in range(self._layers))
+
+    def step(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """See `Backend.step`."""
+        past = [tensor for layer in cache for tensor in layer]
+        logits, *grown = self._outputs(STEP, [encoder_attention_mask, input_ids, *past])
+        return logits, tuple(
+            LayerCache(grown[2 * index], grown[2 * index + 1], layer.encoder_key, layer.encoder_value)
+            for index, layer in enumerate(cache)
+        )

@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime import OrtValue
 
-from .backend import Array, Cache, IntArray, LayerCache
+from .backend import Array, Cache, GraphVerbs, IntArray, LayerCache
 from .bundle import Bundle
-from .contract import ENCODE, PREFILL, SELECT, STEP, GraphSpec, TensorSpec, graph_specs
+from .contract import SELECT, GraphSpec, TensorSpec, graph_specs
 from .errors import BundleError, GraphError, ProviderError
 
 Provider = Literal["cpu", "cuda"]
@@ -38,7 +38,7 @@ HEAVY = {"Attention", "Gather", "Gemm", "LayerNormalization", "MatMul", "Softmax
 """Operators that must run on the requested provider; shapes are computed on the CPU everywhere."""
 
 
-class OrtBackend:
+class OrtBackend(GraphVerbs[OrtValue]):
     """Runs the graphs of a bundle; see `Backend` for the verbs.
 
     Args:
@@ -82,30 +82,7 @@ class OrtBackend:
             self._graphs = _load(bundle, "cpu", threads, optimization)
         self.provider: Provider = "cpu" if missed else provider
         """Where the graphs really run."""
-        self._layers = bundle.passport.dims.layers
-
-    def encode(self, input_ids: OrtValue, attention_mask: OrtValue) -> OrtValue:
-        """See `Backend.encode`."""
-        (memory,) = self._graphs[ENCODE].run([input_ids, attention_mask], self._device)
-        return memory
-
-    def prefill(
-        self, input_ids: OrtValue, memory: OrtValue, encoder_attention_mask: OrtValue
-    ) -> tuple[OrtValue, Cache[OrtValue]]:
-        """See `Backend.prefill`."""
-        logits, *flat = self._graphs[PREFILL].run([encoder_attention_mask, input_ids, memory], self._device)
-        return logits, tuple(LayerCache(*flat[4 * layer : 4 * layer + 4]) for layer in range(self._layers))
-
-    def step(
-        self, input_ids: OrtValue, encoder_attention_mask: OrtValue, cache: Cache[OrtValue]
-    ) -> tuple[OrtValue, Cache[OrtValue]]:
-        """See `Backend.step`."""
-        past = [tensor for layer in cache for tensor in layer]
-        logits, *grown = self._graphs[STEP].run([encoder_attention_mask, input_ids, *past], self._device)
-        return logits, tuple(
-            LayerCache(grown[2 * index], grown[2 * index + 1], layer.encoder_key, layer.encoder_value)
-            for index, layer in enumerate(cache)
-        )
+        super().__init__(bundle.passport.dims.layers)
 
     def reorder(self, cache: Cache[OrtValue], rows: IntArray) -> Cache[OrtValue]:
         """See `Backend.reorder`."""
@@ -134,13 +111,16 @@ class OrtBackend:
         """Inputs and outputs that the graphs really have."""
         return {verb: graph.found_spec() for verb, graph in self._graphs.items()}
 
+    def _outputs(self, verb: str, inputs: Iterable[OrtValue]) -> list[OrtValue]:
+        return self._graphs[verb].run(inputs, self._device)
+
     @property
     def _device(self) -> str:
         return self.provider
 
     def _select(self, tensors: Sequence[OrtValue], rows: IntArray) -> list[tuple[OrtValue, OrtValue]]:
         """`rows` of each tensor, in pairs of key and value."""
-        picked = self._graphs[SELECT].run([self.put(rows), *tensors], self._device)
+        picked = self._outputs(SELECT, [self.put(rows), *tensors])
         return list(zip(picked[::2], picked[1::2], strict=True))
 
 
