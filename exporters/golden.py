@@ -1,8 +1,9 @@
 """PyTorch writes the exam: inputs, float64 answers, and how far PyTorch-float32 is from these."""
 
 import copy
+import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from runtime.decoding import SpecialIds
 from runtime.exam import CacheCheck, Exam, GraphCase, RolloutCase, TokenCase
 from runtime.generation import GenerationConfig, generate, pad
 from runtime.parity.candidate import rollout
-from runtime.parity.tolerance import largest_error
+from runtime.parity.tolerance import largest_error, worst
 from runtime.tokenizer import Tokenizer
 from runtime.verbs import call
 
@@ -28,6 +29,10 @@ COLUMNS = 32
 """Logits that a rollout keeps at each position: the most probable ones, which decide what comes next."""
 TOPS = {1: 16, 4: 5}
 """Most probable tokens that are kept beside an output, by beams: divergence is measured along the greedy ones."""
+WHOLE = 2**14
+"""Entries of the largest vocabulary that a sweep feeds whole; beyond, it would take minutes."""
+ALL_TOKENS = "all tokens"
+"""In the labels of cases that feed a whole vocabulary."""
 EMPTY_ROW = 5
 """From so many rows on, the last one of a batch is nothing but padding."""
 
@@ -44,6 +49,8 @@ class Sizes(NamedTuple):
     """Of so many vectors of the reference's memory and caches the inputs of the decoder's graphs are put together."""
     columns: int | None
     """Most logits that are kept of each position; None for all."""
+    whole: bool
+    """Whether every token of both vocabularies is fed once, as far as these have at most `WHOLE` entries."""
 
 
 def recorded_sizes(max_positions: int) -> Sizes:
@@ -56,6 +63,7 @@ def recorded_sizes(max_positions: int) -> Sizes:
         rollout=_rollouts(max_positions),
         pool=16,
         columns=2048,
+        whole=False,
     )
 
 
@@ -71,6 +79,7 @@ def sweep_sizes(max_positions: int) -> Sizes:
         rollout=_rollouts(max_positions),
         pool=64,
         columns=None,
+        whole=True,
     )
 
 
@@ -130,10 +139,23 @@ class Examiner:
                     for verb, size in dict.fromkeys(questions)
                 ),
                 *(self._graph_case(verb, size, sizes.columns, explained=True) for verb, size in explained),
+                *self._whole(sizes),
             ],
             rollouts=[self._rollout_case(*size) for size in sizes.rollout],
             tokens=[self._token_case(text, ids, beams) for text, ids in sentences.items() for beams in TOPS],
         )
+
+    def _whole(self, sizes: Sizes) -> Iterator[GraphCase]:
+        """As many long rows as it takes until every token has been dealt."""
+        longest = self._config.max_positions
+        for verb, row, size in (
+            (ENCODE, (1, longest), self._config.encoder_vocab_size),
+            (PREFILL, (1, 1, longest), self._config.vocab_size),
+        ):
+            for place in range(math.ceil(size / (longest - 1)) if sizes.whole and size <= WHOLE else 0):
+                case = self._graph_case(verb, row, COLUMNS, explained=False)
+                case.label += f", {ALL_TOKENS} {place + 1}"
+                yield case
 
     def check_cache(self, length: int = 12) -> CacheCheck:
         """Rung 1: for each split of `length` target tokens, prefill of the first part and steps over the rest."""
@@ -151,8 +173,7 @@ class Examiner:
                 token = self._reference.put(target_ids[:, place : place + 1])
                 logits, cache = self._reference.step(token, given, cache)
                 parts.append(logits)
-            # np.maximum passes NaN on, max() would lose it.
-            error = float(np.maximum(error, float((torch.cat(parts, 1) - full).abs().max() / full.abs().max())))
+            error = worst([error, float((torch.cat(parts, 1) - full).abs().max() / full.abs().max())])
         return CacheCheck(prefixes=length - 1, error=error)
 
     def _graph_case(self, verb: str, sizes: tuple[int, ...], columns: int | None, *, explained: bool) -> GraphCase:
@@ -310,8 +331,7 @@ def share_own_errors(exam: Exam, wider: Exam) -> None:
     largest: dict[tuple[str, str], float] = {}
     for case in (*wider.graphs, *exam.graphs):
         for name, error in case.own_error.items():
-            # np.maximum passes NaN on, max() would lose it.
-            largest[case.verb, name] = float(np.maximum(error, largest.get((case.verb, name), 0.0)))
+            largest[case.verb, name] = worst([error, largest.get((case.verb, name), 0.0)])
     for case in exam.graphs:
         case.own_error = {name: largest[case.verb, name] for name in case.own_error}
 

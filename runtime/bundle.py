@@ -10,13 +10,16 @@ import msgspec
 from .contract import GRAPH_FILES, Dims
 from .decoding import SpecialIds
 from .errors import BundleError
+from .exam import ARRAYS, EXAM
 from .formats import check_format
 from .generation import GenerationConfig
+from .tokenizer import TOKENIZER_FILES
 
 PASSPORT = "bundle.json"
 WEIGHTS = "weights.bin"
+WEIGHTS_ROLE = "weights"
 EXAM_ROLE = "exam"
-ROLES = (*GRAPH_FILES, EXAM_ROLE)
+ROLES = (*GRAPH_FILES, WEIGHTS_ROLE, EXAM_ROLE)
 """What every bundle has."""
 COMPANIONS = ("config.json", "generation_config.json")
 """By which transformers and Optimum open the folder; the runtime itself reads the passport."""
@@ -39,10 +42,14 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     versions: dict[str, str]
     """Of what computed."""
     rungs: dict[str, str]
-    """Verdict of each rung, "pass" or "fail"."""
-    thresholds: dict[str, float] = {}
-    """Of a lower precision: the limits in force."""
-    figures: dict[str, float] = {}
+    """Verdict of each rung: "pass", "fail", or "not tried" of the last one where there was a single setting."""
+    exam: str = ""
+    """Which exam was sat: "recorded", or "fresh, seed N"; empty where the record does not tell."""
+    settings: list[str] = []
+    """All that were tried, `setting` first."""
+    thresholds: dict[str, float | None] = {}
+    """Of a lower precision: the limits in force. Here and in `figures` None stands for what is no finite number."""
+    figures: dict[str, float | None] = {}
     """Of a lower precision: what was found."""
 
 
@@ -79,6 +86,7 @@ class Bundle:
         self.passport = read_passport(folder)
         problems = [
             *_contradictions(self.passport),
+            *_unrecorded(folder, self.passport),
             *(problem for name, record in self.passport.files.items() if (problem := _mismatch(folder, name, record))),
             *_strange_companions(folder, self.passport),
         ]
@@ -142,6 +150,14 @@ def _contradictions(passport: Passport) -> list[str]:
     if longest > positions:
         problems.append(f"outputs have up to {longest} tokens, the model {positions} positions")
     return problems
+
+
+def _unrecorded(folder: Path, passport: Passport) -> list[str]:
+    """What the runtime reads, and would not notice a change of: a user's own files need no record."""
+    exam = passport.roles.get(EXAM_ROLE)
+    needed = [WEIGHTS, *([] if exam is None else [str(PurePosixPath(exam) / name) for name in (EXAM, ARRAYS)])]
+    present = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    return [f"{name} is not among its files" for name in [*needed, *present] if name not in passport.files]
 
 
 def _strange_companions(folder: Path, passport: Passport) -> Iterator[str]:

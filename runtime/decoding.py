@@ -5,6 +5,7 @@ from typing import Generic, NamedTuple
 import numpy as np
 
 from .backend import Backend, Cache, FloatArray, IntArray, Tensor
+from .errors import GraphError
 
 
 class SpecialIds(NamedTuple):
@@ -65,7 +66,10 @@ class Decoding(Generic[Tensor]):
         self.rows = len(rows)
 
     def _last(self, logits: Tensor) -> FloatArray:
-        return self._backend.get(logits)[:, -1].astype(np.float32)  # (rows, V)
+        array = self._backend.get(logits)
+        if len(array) != self.rows:
+            raise GraphError(f"the graphs gave logits of {len(array)} rows, expected {self.rows}")
+        return array[:, -1].astype(np.float32)  # (rows, V)
 
 
 def forbid_early_end(scores: FloatArray, length: int, limits: Limits, special: SpecialIds) -> None:

@@ -201,6 +201,7 @@ def _contradictions(exam: Exam) -> list[str]:
         if rollout.columns.shape != rollout.reference.shape or rollout.reference.shape[:2] + places[1:2] != places:
             problems.append(f"rollout {rollout.label} has answers for other positions than it feeds")
     for tokens in exam.tokens:
-        if not tokens.top_ids.shape == tokens.top_log_probs.shape == (len(tokens.ids), *tokens.top_ids.shape[1:]):
+        places = (len(tokens.ids), max((*tokens.top_ids.shape[1:], 2)))  # two make a margin
+        if not tokens.top_ids.shape == tokens.top_log_probs.shape == places:
             problems.append(f"{tokens.label} has most probable tokens for other positions than its output")
     return problems

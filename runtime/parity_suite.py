@@ -26,10 +26,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     bundle, exam, settings = _opened(metafunc.config)
     labels = case_labels(exam, bundle.passport, graph_specs(bundle.passport.dims))
     labels[-1] = [str(setting) for setting in settings]
+    readable = _readable(exam)
     if "case" in metafunc.fixturenames:
         rung = RUNGS.index(metafunc.function.__name__.removeprefix("test_"))
         cases = [(rung, label) for label in labels[rung]]
-        metafunc.parametrize("case", cases, ids=[_readable(label, place) for place, (_, label) in enumerate(cases)])
+        metafunc.parametrize("case", cases, ids=[readable.get(label, label) for _, label in cases])
     else:
         metafunc.parametrize("rung", range(len(RUNGS)), ids=[f"{place}-{name}" for place, name in enumerate(RUNGS)])
 
@@ -37,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _opened(config: pytest.Config) -> tuple[Bundle, Exam, list[Setting]]:
     """The bundle, its exam and the settings, once for all tests."""
     if OPENED not in config.stash:
-        path = config.getoption("--bundle")
+        path = config.getoption("--bundle", None)
         if path is None:
             raise pytest.UsageError("runtime.parity_suite examines a bundle: name it with --bundle PATH")
         runtime = next(name for name, provider in ORT_PROVIDERS.items() if provider == config.getoption("--provider"))
@@ -50,10 +51,14 @@ def _opened(config: pytest.Config) -> tuple[Bundle, Exam, list[Setting]]:
     return config.stash[OPENED]
 
 
-def _readable(label: str, place: int) -> str:
-    """A test id: pytest spells out what is not ASCII, so a sentence is named by its number."""
-    sentence, separator, beams = label.rpartition(", ")
-    return f"sentence {place // 2 + 1}, {beams}" if separator and not sentence.isascii() else label
+def _readable(exam: Exam) -> dict[str, str]:
+    """Test ids of some labels: pytest spells out what is not ASCII, so such a sentence is named by its number."""
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(case.text for case in exam.tokens), 1)}
+    return {
+        case.label: f"sentence {numbers[case.text]}, {case.label.rpartition(', ')[2]}"
+        for case in exam.tokens
+        if not case.label.isascii()
+    }
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ class OrtBackend(GraphVerbs[OrtValue]):
         if missed and not allow_fallback:
             raise ProviderError(
                 f"{provider} was asked for, but would not run this bundle: {'; '.join(missed)}. "
-                "Install what it needs, choose another provider, or allow the fallback to the CPU"
+                "Install what it needs, or run it on the CPU"
             )
         if missed:
             self._graphs = _load(bundle, "cpu", threads, optimization)

@@ -1,5 +1,6 @@
 """A bundle on the examiner's bench: opened as it will be deployed, it sits its own exam or another."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ from .contract import graph_specs
 from .environment import versions
 from .errors import ProviderError
 from .exam import Exam, load_exam
-from .parity import Report, sit
+from .parity import RUNGS, Report, sit
 from .parity.candidate import Candidate
 from .parity.ladder import as_setting, with_settings
 from .parity.report import CaseResult, SettingResult, rung_result
@@ -84,21 +85,24 @@ def examine(
         exam: By default the one that was recorded with the bundle.
         thresholds: For a lower precision, limits that take the place of the table's.
         opener: Opens a backend; see `open_backend`.
-        say: Called with each setting before it is tried.
+        say: Called before each setting is tried: which one, and how many there are.
 
     Raises:
         ExamError: the recorded exam is missing or damaged.
         ProviderError: a runtime cannot be had here.
     """
     questions = exam or load_exam(bundle.path(EXAM_ROLE))
+
+    def climb(place: int) -> Report:
+        setting = settings[place]
+        say(f"climbing the ladder at {setting} ({place + 1} of {len(settings)})")
+        return _sit(bundle, opener(bundle, setting), questions, str(setting), thresholds)
+
     first, *others = settings
-    say(str(first))
-    report = sit_bundle(bundle, opener(bundle, first), questions, setting=str(first), thresholds=thresholds)
+    report = climb(0)
     rows = []
-    for setting in others if report.rungs[0].passed else []:
-        say(str(setting))
-        found = sit_bundle(bundle, opener(bundle, setting), questions, setting=str(setting), thresholds=thresholds)
-        rows.append(as_setting(found, str(setting)))
+    for place, setting in enumerate(others if report.rungs[0].passed else [], 1):
+        rows.append(as_setting(climb(place), str(setting)))
     whole = with_settings(report, str(first), rows)
     return _with_levels(whole, [first, *others][: len(whole.settings)])
 
@@ -112,24 +116,40 @@ def sit_bundle(
     thresholds: Mapping[str, float] | None = None,
 ) -> Report:
     """Let `backend`, which runs `bundle` at `setting`, sit `exam`; see `examine`."""
-    candidate = Candidate(backend, bundle.passport, Tokenizer(bundle.folder), setting or str(Setting()))
+    questions = exam or load_exam(bundle.path(EXAM_ROLE))
+    return _sit(bundle, backend, questions, setting or str(Setting()), thresholds)
+
+
+def _sit(
+    bundle: Bundle, backend: Backend[Any], exam: Exam, setting: str, thresholds: Mapping[str, float] | None
+) -> Report:
+    candidate = Candidate(backend, bundle.passport, Tokenizer(bundle.folder), setting)
     # The structure is that of the files: other runtimes forget the names of axes.
     graphs = backend if isinstance(backend, OrtBackend) else OrtBackend(bundle, threads=1, optimization="none")
-    questions = exam or load_exam(bundle.path(EXAM_ROLE))
-    return sit(questions, candidate, graph_specs(bundle.passport.dims), graphs.found_specs(), thresholds)
+    return sit(exam, candidate, graph_specs(bundle.passport.dims), graphs.found_specs(), thresholds)
 
 
-def record(bundle: Bundle, report: Report) -> None:
-    """Write what `report` says into the passport of `bundle`."""
+def record(bundle: Bundle, report: Report, exam: str = "recorded") -> None:
+    """Write what `report` says into the passport of `bundle`, and which `exam` it is about: see `Verification`."""
+    settings = [row.setting for row in report.settings]
+    rungs = {str(rung.rung): "pass" if rung.passed else "fail" for rung in report.rungs}
     found = Verification(
         passed=report.passed,
-        setting=report.settings[0].setting,
+        setting=settings[0],
         versions=versions(),
-        rungs={str(rung.rung): "pass" if rung.passed else "fail" for rung in report.rungs},
-        thresholds=report.thresholds,
-        figures={figure.name: figure.value for figure in report.figures},
+        # A single setting says nothing about others.
+        rungs=rungs if len(settings) > 1 else rungs | {str(len(RUNGS) - 1): "not tried"},
+        exam=exam,
+        settings=settings,
+        thresholds={name: _finite(limit) for name, limit in report.thresholds.items()},
+        figures={figure.name: _finite(figure.value) for figure in report.figures},
     )
     write_passport(bundle.folder, msgspec.structs.replace(bundle.passport, verification=found))
+
+
+def _finite(value: float) -> float | None:
+    """`value`, or what JSON has for a number that is none."""
+    return value if math.isfinite(value) else None
 
 
 def _with_levels(report: Report, settings: Sequence[Setting]) -> Report:

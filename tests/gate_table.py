@@ -16,9 +16,11 @@ from exporters.reference import TorchBackend
 from exporters.restore import restore_model
 from models.transformer import Transformer
 from runtime.bundle import EXAM_ROLE, Bundle
+from runtime.contract import graph_specs
 from runtime.exam import load_exam
+from runtime.parity import sit
 from runtime.parity.candidate import Candidate
-from runtime.parity.gate import PRECISIONS, THRESHOLDS, Threshold, figures, thresholds
+from runtime.parity.gate import PRECISIONS, THRESHOLDS, UNKNOWN, Threshold
 from runtime.tokenizer import Tokenizer
 
 Rounding = Callable[[Tensor], Tensor]
@@ -72,7 +74,8 @@ def row(name: str, precision: str, rounding: Rounding, damage: Damage | None, bu
             damage(model)
     passport = msgspec.structs.replace(bundle.passport, precision=precision)
     candidate = Candidate(TorchBackend(model), passport, Tokenizer(bundle.folder), name)
-    found = figures(load_exam(bundle.path(EXAM_ROLE)).tokens, candidate, thresholds(precision, {}))
+    specs = graph_specs(bundle.passport.dims)
+    found = sit(load_exam(bundle.path(EXAM_ROLE)), candidate, specs, specs).figures
     verdict = "pass" if all(figure.passed for figure in found) else "FAIL"
     cells = [f"{figure.value:.2g}" if figure.value < 10 else f"{figure.value:.1f}" for figure in found]
     return f"| {name} | {precision} | {' | '.join(cells)} | {verdict} |\n"
@@ -80,8 +83,8 @@ def row(name: str, precision: str, rounding: Rounding, damage: Damage | None, bu
 
 def table(bundle: Bundle) -> str:
     lines = [
-        "| weights | judged as | token_agreement | kl_mean | kl_p99 | loops | chrf | verdict |\n",
-        f"|{'---|' * 8}\n",
+        f"| weights | judged as | {' | '.join(UNKNOWN)} | distance | invariance | verdict |\n",
+        f"|{'---|' * (5 + len(UNKNOWN))}\n",
     ]
     for name, (precision, rounding) in ROUNDINGS.items():
         lines.append(row(name, precision, rounding, None, bundle))

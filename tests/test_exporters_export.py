@@ -75,7 +75,8 @@ def test_the_passport_keeps_the_verdict(export: Export) -> None:
     assert kept.passed
     assert kept.setting == str(Setting())
     assert kept.versions["onnxruntime"] == onnxruntime.__version__
-    assert kept.rungs == dict.fromkeys("0123456", "pass")
+    assert kept.rungs == dict.fromkeys("012345", "pass") | {"6": "not tried"}
+    assert (kept.exam, kept.settings) == ("recorded", [kept.setting])
     assert (kept.thresholds, kept.figures) == ({}, {})
 
 

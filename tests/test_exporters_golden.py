@@ -34,6 +34,7 @@ FEW = Sizes(
     rollout=((2, 6, 8),),
     pool=16,
     columns=None,
+    whole=False,
 )
 
 

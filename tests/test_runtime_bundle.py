@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from runtime_support import TINY, edit_passport
 
 from runtime.bundle import (
@@ -14,12 +15,14 @@ from runtime.bundle import (
     PASSPORT,
     Bundle,
     FileRecord,
+    Verification,
     read_passport,
     record_files,
     write_passport,
 )
 from runtime.contract import GRAPH_FILES
 from runtime.errors import BundleError
+from runtime.tokenizer import TOKENIZER_FILES
 
 FILES = sorted(json.loads((TINY / PASSPORT).read_text("utf-8"))["files"])
 
@@ -135,6 +138,24 @@ def test_one_changed_byte_is_noticed(tiny: Path, name: str, place: float) -> Non
     assert f"{name} has other contents than recorded" in refusal(tiny)
 
 
+@pytest.mark.parametrize("name", ["weights.bin", *TOKENIZER_FILES, "golden/exam.json", "golden/exam.npz"])
+def test_what_the_runtime_reads_must_be_recorded(tiny: Path, name: str) -> None:
+    """A change of it would not be noticed."""
+    edit_passport(tiny, lambda passport: passport["files"].pop(name))
+    assert f"{name} is not among its files" in refusal(tiny)
+
+
+def test_the_weights_have_a_role(tiny: Path) -> None:
+    edit_passport(tiny, lambda passport: passport["roles"].pop("weights"))
+    assert "it names no file for 'weights'" in refusal(tiny)
+
+
+def test_files_of_the_user_need_no_record(tiny: Path) -> None:
+    (tiny / "notes.txt").write_text("mine", "utf-8")
+    (tiny / "golden" / "notes.txt").write_text("mine too", "utf-8")
+    assert "notes.txt" not in Bundle(tiny).passport.files
+
+
 def test_all_problems_are_listed_at_once(tiny: Path) -> None:
     (tiny / "vocab.json").unlink()
     (tiny / "weights.bin").write_bytes(b"")
@@ -155,6 +176,22 @@ def test_a_passport_survives_writing_and_reading(tiny: Path) -> None:
     write_passport(tiny, passport)
     assert read_passport(tiny) == passport
     assert not list(tiny.glob(f".{PASSPORT}*"))
+
+
+def test_a_verification_with_numbers_that_are_none_survives_too(tiny: Path) -> None:
+    found = Verification(
+        passed=False,
+        setting="here",
+        versions={},
+        rungs={"6": "not tried"},
+        exam="fresh, seed 7",
+        settings=["here"],
+        thresholds={"chrf": None},
+        figures={"chrf": None, "loops": 1},
+    )
+    passport = replace(read_passport(tiny), verification=found)
+    write_passport(tiny, passport)
+    assert read_passport(tiny) == passport
 
 
 def test_records_are_size_and_sha256(tmp_path: Path) -> None:

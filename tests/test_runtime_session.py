@@ -261,7 +261,8 @@ def test_a_provider_that_would_not_be_used_is_refused_in_one_line_and_in_silence
     message = str(caught.value)
     assert "\n" not in message
     assert message.count("cannot use CUDAExecutionProvider here") == 1
-    assert "allow the fallback" in message
+    # True for all that ask for a provider: not each of them has a fallback to allow.
+    assert message.endswith("Install what it needs, or run it on the CPU")
     assert capfd.readouterr() == ("", "")
 
 

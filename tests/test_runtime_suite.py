@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from runtime_support import TINY, edit_passport, tiny_copy
 
 from runtime.bundle import Bundle, record_files
 from runtime.contract import graph_specs
-from runtime.exam import Exam
+from runtime.exam import Exam, TokenCase
 from runtime.parity import RUNGS, Report
 from runtime.parity.ladder import case_labels
+from runtime.parity_suite import _readable
 from runtime.verify import Setting, default_sweep, examine
 
 COMMAND = ("-p", "no:cacheprovider", "--pyargs", "runtime.parity_suite")
@@ -112,6 +114,49 @@ def test_a_provider_that_cannot_be_had_fails_every_test(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "cuda was asked for" in done.stdout
     assert " passed" not in done.stdout.splitlines()[-1]
+
+
+def test_a_sentence_that_is_not_ascii_is_named_by_its_number(exam: Exam) -> None:
+    """Whatever the order, and however many searches there are of each."""
+    one, *_ = exam.tokens
+
+    def case(text: str, beams: str) -> TokenCase:
+        return replace(one, text=text, label=f"{text}, {beams}")
+
+    cases = [case("我", "1 beam"), case("a, b", "1 beam"), case("爱, 猫", "1 beam"), case("我", "4 beams")]
+    found = _readable(replace(exam, tokens=cases))
+    assert found == {
+        "我, 1 beam": "sentence 1, 1 beam",
+        "爱, 猫, 1 beam": "sentence 3, 1 beam",
+        "我, 4 beams": "sentence 1, 4 beams",
+    }
+
+
+def test_the_options_belong_to_the_suite_alone(tmp_path: Path) -> None:
+    """Pytest loads the plugin in every project where the package is installed."""
+    helped = subprocess.run(
+        [sys.executable, "-m", "pytest", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "--bundle" not in helped.stdout
+    assert "--provider" not in helped.stdout
+    assert "--bundle" in suite(tmp_path, "--help").stdout
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--bundle', default='theirs')\n", "utf-8"
+    )
+    (tmp_path / "test_theirs.py").write_text(
+        "def test_theirs(request):\n    assert request.config.getoption('--bundle') == 'mine'\n", "utf-8"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--bundle", "mine"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_suite_may_be_named_by_its_file_and_run_in_several_processes(tmp_path: Path) -> None:
+    from runtime import parity_suite
+
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", parity_suite.__file__, "-n", "1"]
+    done = subprocess.run([*command, "--bundle", str(TINY)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_level_that_was_asked_for_comes_first(tmp_path: Path) -> None:

@@ -23,15 +23,15 @@ from runtime_support import (
 
 from runtime import verify
 from runtime.backend import Array, Backend, Cache
-from runtime.bundle import Bundle
+from runtime.bundle import PASSPORT, Bundle
 from runtime.contract import graph_specs
 from runtime.errors import ExamError, ProviderError, ThresholdError
 from runtime.exam import CacheCheck, Exam
 from runtime.parity import Report
 from runtime.parity.ladder import as_setting, with_settings
-from runtime.parity.report import SettingResult
+from runtime.parity.report import Figure, SettingResult
 from runtime.session import OPTIMIZATIONS, OrtBackend
-from runtime.verify import Setting, default_sweep, examine, open_backend, sit_bundle
+from runtime.verify import Setting, default_sweep, examine, open_backend, record, sit_bundle
 
 LEVELS = list(OPTIMIZATIONS)
 ONE = Setting(threads=1)
@@ -139,7 +139,8 @@ def test_a_good_bundle_passes_at_every_setting(tiny_bundle: Bundle, short_exam: 
     report = examine(tiny_bundle, settings, short_exam, say=told.append)
     assert failed(report) == []
     names = [str(setting) for setting in settings]
-    assert told == names == [row.setting for row in report.settings]
+    assert names == [row.setting for row in report.settings]
+    assert told == [f"climbing the ladder at {name} ({place} of 5)" for place, name in enumerate(names, 1)]
     assert [case.label for case in report.rungs[DEPLOYMENT].cases] == names
     assert report.rungs[DEPLOYMENT].summary == "5 of 5 settings"
     assert report.rungs[DEPLOYMENT].compared == 5
@@ -218,7 +219,7 @@ def test_where_the_structure_is_wrong_no_other_setting_is_tried(tmp_path: Path, 
     edit_passport(folder, edit)
     told: list[str] = []
     report = examine(Bundle(folder), [ONE, *default_sweep(ONE)], short_exam, say=told.append)
-    assert told == [str(ONE)]
+    assert told == [f"climbing the ladder at {ONE} (1 of 4)"]
     assert failed(report)[0] == STRUCTURE
     assert [row.setting for row in report.settings] == [str(ONE)]
     assert report.rungs[DEPLOYMENT].summary == "0 of 1 settings"
@@ -243,6 +244,21 @@ def test_by_default_a_bundle_sits_its_own_exam(tmp_path: Path) -> None:
         examine(bundle, [ONE])
 
 
+@pytest.mark.parametrize("times", [0, 1])
+def test_an_exam_is_loaded_once_at_most(
+    tiny_bundle: Bundle, short_exam: Exam, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    loaded: list[Path] = []
+
+    def observe(path: Path) -> Exam:
+        loaded.append(path)
+        return short_exam
+
+    monkeypatch.setattr(verify, "load_exam", observe)
+    examine(tiny_bundle, [ONE, ONE._replace(optimization="none")], None if times else short_exam)
+    assert len(loaded) == times
+
+
 def test_the_structure_is_that_of_the_files_whatever_runs_them(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, short_exam: Exam
 ) -> None:
@@ -252,6 +268,40 @@ def test_the_structure_is_that_of_the_files_whatever_runs_them(
     assert report.settings[0].setting == "something else"
     specs = graph_specs(tiny_bundle.passport.dims)
     assert report.rungs[STRUCTURE].compared >= sum(len(spec.inputs) + len(spec.outputs) for spec in specs.values())
+
+
+# The record
+
+
+def test_a_record_tells_what_was_sat_and_tried(tmp_path: Path, short_exam: Exam) -> None:
+    bundle = Bundle(tiny_copy(tmp_path / "tiny"))
+    settings = [ONE, ONE._replace(optimization="none")]
+    record(bundle, examine(bundle, settings, short_exam), "fresh, seed 7")
+    found = Bundle(bundle.folder).passport.verification
+    assert found is not None
+    assert found.exam == "fresh, seed 7"
+    assert found.settings == [str(setting) for setting in settings]
+    assert found.rungs == dict.fromkeys("0123456", "pass")
+    record(bundle, examine(bundle, [ONE], short_exam))
+    found = Bundle(bundle.folder).passport.verification
+    assert found is not None
+    assert found.exam == "recorded"
+    assert found.settings == [str(ONE)]
+    assert found.rungs == dict.fromkeys("012345", "pass") | {"6": "not tried"}
+    assert '"exam": "recorded"' in (bundle.folder / PASSPORT).read_text("utf-8")
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_record_of_numbers_that_are_none_leaves_the_bundle_readable(
+    tmp_path: Path, report: Report, odd: float
+) -> None:
+    bundle = Bundle(tiny_copy(tmp_path / "tiny"))
+    figure = Figure(name="kl_mean", value=odd, limit=odd, at_least=False, reason="")
+    record(bundle, msgspec.structs.replace(report, figures=[figure], thresholds={"kl_mean": odd, "chrf": 90.0}))
+    found = Bundle(bundle.folder).passport.verification
+    assert found is not None
+    assert found.figures == {"kl_mean": None}
+    assert found.thresholds == {"kl_mean": None, "chrf": 90.0}
 
 
 # Rows

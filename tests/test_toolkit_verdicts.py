@@ -88,7 +88,7 @@ def test_verify_reports_wrong_graphs_on_the_first_rung(tiny: Path) -> None:
 
 
 def test_verify_survives_a_graph_that_onnx_runtime_gives_up_on(tiny: Path) -> None:
-    """A wrong shape computed inside the graph shows only when it runs."""
+    """A wrong shape computed inside the graph shows only when it runs; names of nodes are no markup."""
     graph = ir.load(tiny / "encoder_model.onnx")
     mask = graph.graph.inputs[1]
     two = ir.Value(
@@ -96,7 +96,7 @@ def test_verify_survives_a_graph_that_onnx_runtime_gives_up_on(tiny: Path) -> No
     )
     shape = ir.node("Shape", [mask], name="fault/Shape")
     wrong = ir.node("Mul", [shape.outputs[0], two], name="fault/Mul")
-    turned = ir.node("Reshape", [mask, wrong.outputs[0]], name="fault/Reshape")
+    turned = ir.node("Reshape", [mask, wrong.outputs[0]], name="[/x]boom")
     for user, place in list(mask.uses()):
         if user not in (shape, turned):
             user.replace_input_with(place, turned.outputs[0])
@@ -105,9 +105,12 @@ def test_verify_survives_a_graph_that_onnx_runtime_gives_up_on(tiny: Path) -> No
     ir.save(graph, tiny / "encoder_model.onnx")
     vouch(tiny, "encoder_model.onnx")
     result = toolkit("verify", tiny)
+    assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == 1
     assert "rung 2: encode: last_hidden_state is inf from the reference" in " ".join(result.stdout.split())
     assert "gave up in encode" in " ".join(result.stdout.split())
+    assert "[/x]boom" in result.stdout
+    assert "[/x]boom" in result.stderr.splitlines()[-1]
     assert "gave up in encode" in refusal(toolkit("run", "--bundle", tiny, "a b c"))
 
 

@@ -13,6 +13,7 @@ from runtime_support import TINY, edit_passport
 from exporters.restore import restore_model
 from models.checkpoint import save_checkpoint
 from runtime.bundle import Bundle, record_files
+from runtime.parity.gate import THRESHOLDS
 from runtime.session import available_cpus
 from runtime.tokenizer import TOKENIZER_FILES
 from runtime.verify import Setting
@@ -117,7 +118,7 @@ def test_a_lower_precision_is_judged_by_figures_and_limits(tiny: Path) -> None:
     edit_passport(tiny, lambda passport: passport.update(precision="int8"))
     report = as_json(tiny)
     figures = {figure["name"]: figure for figure in report["figures"]}
-    assert set(figures) == {"token_agreement", "kl_mean", "kl_p99", "loops", "chrf"}
+    assert set(figures) == set(THRESHOLDS)
     assert figures["token_agreement"]["value"] == 1
     assert report["thresholds"]["chrf"] == 90
     assert "What a lower precision is judged by" in verify(tiny).stdout
@@ -135,9 +136,66 @@ def test_a_lower_precision_is_judged_by_figures_and_limits(tiny: Path) -> None:
         ("int3", "chrf=1", "the precision 'int3' has no thresholds"),
     ],
 )
-def test_thresholds_that_mean_nothing_are_refused(tiny: Path, precision: str, threshold: str, expected: str) -> None:
+def test_thresholds_that_mean_nothing_are_refused_before_anything_runs(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, precision: str, threshold: str, expected: str
+) -> None:
+    from runtime import exam as module
+
     edit_passport(tiny, lambda passport: passport.update(precision=precision))
-    assert expected in refusal(verify(tiny, "--threshold", threshold))
+    monkeypatch.setattr(module, "load_exam", None)
+    # What no threshold fits is no fault of the command line.
+    assert expected in refusal(verify(tiny, "--threshold", threshold), code=1 if precision == "int3" else 2)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "much"])
+def test_a_threshold_is_a_finite_number(value: str) -> None:
+    expected = f"'chrf={value}' is not NAME=VALUE with a finite number"
+    assert expected in refusal(verify(TINY, "--threshold", f"chrf={value}"), code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--runtime", "openvino", "--optimization", "all"], "--optimization belongs to ONNX Runtime, not to openvino"),
+        (
+            ["--runtime", "reference", "--runtime", "openvino", "--optimization", "all"],
+            "--optimization belongs to ONNX Runtime, not to reference and openvino",
+        ),
+        (
+            ["--runtime", "reference", "--threads", "2"],
+            "--threads belongs to ONNX Runtime and OpenVINO, not to reference",
+        ),
+    ],
+)
+def test_an_option_that_no_runtime_has_is_refused(options: list[str], expected: str) -> None:
+    assert refusal(verify(TINY, *options), code=2) == f"Error: {expected}"
+
+
+@pytest.mark.parametrize("options", [["--optimization", "all"], ["--threads", "1"]])
+def test_an_option_that_one_of_the_runtimes_has_is_taken(options: list[str]) -> None:
+    report = as_json(TINY, "--runtime", "reference", "--runtime", "ort-cpu", *options)
+    assert len(report["settings"]) == 2
+
+
+# What it says
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_failed_verdict_says_why_in_one_line_on_standard_error(tiny: Path, options: list[str]) -> None:
+    change_weights(tiny)
+    result = verify(tiny, *options)
+    first = next(rung for rung in as_json(tiny)["rungs"] if not rung["passed"])
+    assert result.stderr.splitlines()[-1] == f"FAIL: rung 2 (graph): {first['problems'][0]}"
+    assert "FAIL: rung" not in result.stdout
+    assert "FAIL" not in verify(TINY, *options).stderr
+
+
+def test_every_stage_says_how_far_it_is() -> None:
+    lines = verify(TINY, "--threads", "1", "--threads", "2").stderr.splitlines()
+    assert lines == [
+        "climbing the ladder at ort-cpu, optimization all, 1 thread (1 of 2)",
+        "climbing the ladder at ort-cpu, optimization all, 2 threads (2 of 2)",
+    ]
 
 
 # What it leaves behind
@@ -154,6 +212,17 @@ def test_record_writes_the_verdict_into_the_passport(tiny: Path) -> None:
     assert found.setting == "ort-cpu, optimization all, 1 thread"
     assert found.versions["onnxruntime"]
     assert "FAILED at ort-cpu" in " ".join(CliRunner().invoke(main, ["inspect", str(tiny)]).stdout.split())
+
+
+def test_record_of_a_bundle_without_numbers_leaves_it_readable(tiny: Path) -> None:
+    edit_passport(tiny, lambda passport: passport.update(precision="int8"))
+    change_weights(tiny, factor=np.nan)
+    assert verify(tiny, "--record").exit_code == 1
+    found = Bundle(tiny).passport.verification
+    assert found is not None
+    assert found.figures["kl_mean"] is None
+    assert found.exam == "recorded"
+    assert len(found.settings) >= 4
 
 
 def test_record_keeps_limits_and_figures_of_a_lower_precision(tiny: Path) -> None:
@@ -181,6 +250,13 @@ def test_explain_names_the_module_and_says_so_to_machines_too(tiny: Path) -> Non
     assert as_json(TINY)["explanation"] is None
 
 
+def test_an_explanation_says_where_it_looked(tiny: Path) -> None:
+    change_weights(tiny, where=-1)
+    report = as_json(tiny, "--runtime", "openvino", "--threads", "1", "--explain")
+    expected = "In ONNX Runtime on the CPU: The first to leave tolerance is "
+    assert report["explanation"]["sentence"].startswith(expected)
+
+
 def test_what_the_recorded_exam_cannot_explain_a_fresh_one_does(tiny: Path, tmp_path: Path) -> None:
     """One number of the embedding, of a token that is not in the small cases that tell of modules."""
     save_checkpoint(restore_model(Bundle(TINY)), tmp_path / "checkpoint")
@@ -191,7 +267,10 @@ def test_what_the_recorded_exam_cannot_explain_a_fresh_one_does(tiny: Path, tmp_
     report = as_json(tiny, "--explain")
     assert not report["passed"]
     assert "with --checkpoint every case tells" in report["explanation"]["sentence"]
-    report = as_json(tiny, "--explain", "--checkpoint", tmp_path / "checkpoint")
+    report = as_json(tiny, "--explain", "--record", "--seed", "7", "--checkpoint", tmp_path / "checkpoint")
+    found = Bundle(tiny).passport.verification
+    assert found is not None
+    assert found.exam == "fresh, seed 7"
     assert report["explanation"]["sentence"].startswith("The first to leave tolerance is encoder.embedding in encode: ")
 
 
@@ -202,6 +281,23 @@ def test_a_report_is_written_whether_it_passes_or_not(tiny: Path, tmp_path: Path
         assert result.exit_code == (verdict == "FAIL")
         assert verdict in (tmp_path / "report.html").read_text("utf-8")
     assert "No such file or directory" in refusal(verify(TINY, "--report", tmp_path / "missing" / "report.html"))
+
+
+def test_a_report_never_takes_the_place_of_what_is_no_page(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("one", "utf-8")
+    (tmp_path / "link.html").symlink_to(tiny / "bundle.json")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for place in (tiny / "bundle.json", tiny / "golden" / "new.html", tmp_path / "link.html"):
+        line = refusal(verify(tiny, "--report", place))
+        assert line == f"Error: {place}: lies inside the bundle: write the page elsewhere"
+    place = tmp_path / "thesis.txt"
+    result = verify(tiny, "--report", place)
+    assert refusal(result) == f"Error: {place}: is there, and is no HTML page that could be replaced"
+    assert result.stderr.count("\n") == 1, "something was computed"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    (tmp_path / "old.html").write_text("<!doctype HTML><title>old</title>", "utf-8")
+    assert verify(tiny, "--threads", "1", "--threads", "2", "--report", tmp_path / "old.html").exit_code == 0
+    assert "PASS" in (tmp_path / "old.html").read_text("utf-8")
 
 
 def test_differences_show_both_sides_and_their_class(tiny: Path) -> None:

@@ -38,7 +38,7 @@ def stages() -> Iterator[Callable[[str], None]]:
     with shown.status("") as status:
 
         def say(stage: str) -> None:
-            status.update(f"{stage} ...")
+            status.update(f"{escape(stage)} ...")
 
         yield say
 
@@ -64,11 +64,13 @@ def show_report(report: Report, *, tensors: bool) -> None:
     """The rungs, the outputs behind rung 2 if asked for, every problem, and the verdict."""
     out = console()
     rungs = table(
-        f"The ladder, at {report.settings[0].setting}", "rung", "verdict", "compared", "found", right=["compared"]
+        f"The ladder, at {escape(report.settings[0].setting)}",
+        *("rung", "verdict", "compared", "found"),
+        right=["compared"],
     )
     for rung in report.rungs:
         verdict = "[green]pass[/]" if rung.passed else "[red]FAIL[/]"
-        rungs.add_row(f"{rung.rung} {rung.name}", verdict, f"{rung.compared:,}", rung.summary)
+        rungs.add_row(f"{rung.rung} {rung.name}", verdict, f"{rung.compared:,}", escape(rung.summary))
     out.print(rungs)
     if tensors and report.tensors:
         out.print(_tensor_table(report))
@@ -86,6 +88,14 @@ def show_report(report: Report, *, tensors: bool) -> None:
     out.print("PASS" if report.passed else "FAIL", style="bold green" if report.passed else "bold red")
 
 
+def show_failure(report: Report) -> None:
+    """Why `report` is no pass, in one line on standard error."""
+    failed = next((rung for rung in report.rungs if not rung.passed), None)
+    if failed is not None:
+        problem = " ".join(next(iter(failed.problems), "nothing was compared").split())
+        click.echo(f"FAIL: rung {failed.rung} ({failed.name}): {problem}", err=True)
+
+
 def _tensor_table(report: Report) -> Table:
     numbers = ["PyTorch's error", "error", "ratio", "earned", "relative"]
     errors = table("Distance from the float64 reference", "graph", "output", *numbers, "farthest in", right=numbers)
@@ -97,7 +107,8 @@ def _tensor_table(report: Report) -> Table:
             f"{result.earned:.2e}",
             f"{result.relative:.1e}",
         )
-        errors.add_row(result.graph, result.tensor, *figures, result.worst, style=None if result.passed else "red")
+        names, worst = map(escape, (result.graph, result.tensor)), escape(result.worst)
+        errors.add_row(*names, *figures, worst, style=None if result.passed else "red")
     return errors
 
 
@@ -105,7 +116,8 @@ def _figure_table(report: Report) -> Table:
     made = table("What a lower precision is judged by", "figure", "found", "limit", "why", right=["found", "limit"])
     for figure in report.figures:
         limit = f"{'>=' if figure.at_least else '<='} {figure.limit:g}"
-        made.add_row(figure.name, f"{figure.value:.4g}", limit, figure.reason, style=None if figure.passed else "red")
+        name, reason = escape(figure.name), escape(figure.reason)
+        made.add_row(name, f"{figure.value:.4g}", limit, reason, style=None if figure.passed else "red")
     return made
 
 
@@ -116,7 +128,7 @@ def _setting_table(report: Report) -> Table:
     )
     for row in report.settings:
         verdicts = ["[green]pass[/]" if row.rungs.get(name) else "[red]FAIL[/]" for name in names]
-        made.add_row(row.setting, *verdicts, f"{row.worst_ratio:.2f}")
+        made.add_row(escape(row.setting), *verdicts, f"{row.worst_ratio:.2f}")
     return made
 
 
@@ -185,7 +197,7 @@ def show_bundle(bundle: Bundle, *, as_json: bool) -> None:
     out.print(_facts(str(bundle.folder), facts))
     files = table("Files", "file", "bytes", "sha256", right=["bytes"])
     for name, record in passport.files.items():
-        files.add_row(name, f"{record.size:,}", record.sha256[:16])
+        files.add_row(escape(name), f"{record.size:,}", record.sha256[:16])
     out.print(files)
     for verb, graph in specs.items():
         out.print(_graph_table(verb, passport.roles[verb], graph))
@@ -201,7 +213,7 @@ def _verdict(bundle: Bundle) -> str:
 
 
 def _graph_table(verb: str, file: str, graph: GraphSpec) -> Table:
-    made = table(f"{verb}: {file}", "", "name", "type", "shape")
+    made = table(f"{verb}: {escape(file)}", "", "name", "type", "shape")
     for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
         for tensor in tensors:
             made.add_row(side, tensor.name, tensor.dtype, "(" + ", ".join(map(str, tensor.shape)) + ")")
@@ -220,15 +232,15 @@ def show_checkpoint(path: Path, model: "Transformer", *, as_json: bool) -> None:
     out.print(_facts(str(path), {"parameters": f"{size:,}", **{name: str(value) for name, value in settings.items()}}))
     made = table("Weights", "name", "shape")
     for name, shape in weights.items():
-        made.add_row(name, str(shape))
+        made.add_row(escape(name), str(shape))
     out.print(made)
 
 
 def _facts(title: str, facts: dict[str, str]) -> Table:
-    made = table(title, "", "")
+    made = table(escape(title), "", "")
     made.show_header = False
     for name, value in facts.items():
-        made.add_row(name, value)
+        made.add_row(escape(name), escape(value))
     return made
 
 

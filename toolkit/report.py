@@ -18,6 +18,8 @@ from runtime.parity.tolerance import FACTOR
 from .charts import cache_chart, drift_chart, first_above, module_charts
 
 TEMPLATE = "report.html.jinja"
+DOCTYPE = b"<!doctype html"
+"""How a page begins, in small letters."""
 WORD = re.compile(r"[\u2E80-\u9FFF\uF900-\uFAFF\uFE30-\uFFEF\U00020000-\U0003FFFF]|[^\s\u2E80-\u9FFF\uF900-\uFAFF]+")
 """Between white space, or one of the signs of East Asia, which need none."""
 SHOWN = 10
@@ -50,7 +52,7 @@ def write_report(path: Path, report: Report, bundle: Bundle, environment: Mappin
     """Write `report` into the HTML file `path`, in one move. The same arguments give the same bytes.
 
     Args:
-        path: A file that is there is replaced.
+        path: A page that is there is replaced.
         report: What the ladder found.
         bundle: What was examined.
         environment: Where: names and values for people, shown in their order.
@@ -61,7 +63,7 @@ def write_report(path: Path, report: Report, bundle: Bundle, environment: Mappin
     """
     page = render_report(report, bundle, environment, command)
     try:
-        check_place(path)
+        check_place(path, bundle.folder)
         with replacing(path) as temporary:
             # A path of the command line may hold bytes that are no text.
             temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
@@ -70,8 +72,10 @@ def write_report(path: Path, report: Report, bundle: Bundle, environment: Mappin
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def check_place(path: Path) -> None:
-    """Refuse a `path` at which no page can be written, before anything is computed.
+def check_place(path: Path, bundle: Path) -> None:
+    """Refuse a `path` at which no page can or should be written, before anything is computed.
+
+    What it would destroy is no page: part of the folder `bundle`, or a file of another kind.
 
     Raises:
         OSError: with `path` as its `filename`.
@@ -80,6 +84,15 @@ def check_place(path: Path) -> None:
         raise FileExistsError(errno.EEXIST, "is there, and is no file that could be replaced", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+    if path.resolve().is_relative_to(bundle.resolve()):
+        raise PermissionError(errno.EPERM, "lies inside the bundle: write the page elsewhere", str(path))
+    if path.exists() and not _is_page(path):
+        raise FileExistsError(errno.EEXIST, "is there, and is no HTML page that could be replaced", str(path))
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(DOCTYPE)).lower() == DOCTYPE
 
 
 def render_report(report: Report, bundle: Bundle, environment: Mapping[str, str], command: str) -> str:

@@ -29,8 +29,8 @@ def parse_thresholds(_context: click.Context, _option: click.Parameter, given: S
             found[name] = float(value)
         except ValueError:
             found[name] = math.nan
-        if math.isnan(found[name]):
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE with a number for a value")
+        if not math.isfinite(found[name]):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE with a finite number for a value")
     return found
 
 
@@ -87,12 +87,14 @@ def verify_command(
     from runtime.exam import load_exam
     from runtime.verify import examine, record
 
-    from .render import report_json, show_report, stages
+    from .render import report_json, show_failure, show_report, stages
 
     if checkpoint is None and (seed is not None or sentences is not None):
         raise click.UsageError("--seed and --sentences belong to the fresh exam of --checkpoint")
-    write_report = None if page is None else _report_writer(page)
+    _check_options(runtimes, optimizations, threads)
+    write_report = None if page is None else _report_writer(page, bundle)
     opened = Bundle(bundle)
+    _check_thresholds(opened.passport.precision, thresholds)
     settings = chosen_settings(runtimes, optimizations, threads)
     with stages() as say:
         if checkpoint is None:
@@ -107,7 +109,7 @@ def verify_command(
             report.explanation = _explain(opened, exam, settings[0], failed=not report.passed)
     surroundings = environment()
     if recorded:
-        record(opened, report)
+        record(opened, report, "recorded" if seed is None else f"fresh, seed {seed}")
     if page is not None and write_report is not None:
         write_report(page, report, opened, surroundings, _again(seed))
     if as_json:
@@ -117,7 +119,29 @@ def verify_command(
         if seed is not None:
             click.echo(f"fresh exam of seed {seed}: repeat it with --seed {seed}")
     if not report.passed:
+        show_failure(report)
         raise click.exceptions.Exit(1)
+
+
+def _check_options(runtimes: Sequence[str], optimizations: Sequence[str], threads: Sequence[int]) -> None:
+    """An option that no runtime has would be ignored."""
+    if optimizations and runtimes and not any(runtime.startswith("ort-") for runtime in runtimes):
+        others = " and ".join(dict.fromkeys(runtimes))
+        raise click.UsageError(f"--optimization belongs to ONNX Runtime, not to {others}")
+    if threads and runtimes and set(runtimes) == {"reference"}:
+        raise click.UsageError("--threads belongs to ONNX Runtime and OpenVINO, not to reference")
+
+
+def _check_thresholds(precision: str, given: dict[str, float]) -> None:
+    """Before anything runs. A precision that has no thresholds is no fault of the command line."""
+    from runtime.errors import ThresholdError
+    from runtime.parity.gate import thresholds
+
+    thresholds(precision, {})
+    try:
+        thresholds(precision, given)
+    except ThresholdError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def chosen_settings(runtimes: Sequence[Any], optimizations: Sequence[Any], threads: Sequence[int]) -> "list[Setting]":
@@ -160,14 +184,18 @@ def _fresh_exam(checkpoint: Path, bundle: "Bundle", seed: int, sentences: Path |
 def _explain(bundle: "Bundle", exam: "Exam", setting: "Setting", *, failed: bool) -> Any:
     with needs("export"):
         from exporters.explain import explain
-    return explain(bundle, exam, setting.optimization, failed=failed)
+    explanation = explain(bundle, exam, setting.optimization, failed=failed)
+    if setting.runtime != "ort-cpu":
+        # Other runtimes show no values from inside a graph.
+        explanation.sentence = f"In ONNX Runtime on the CPU: {explanation.sentence}"
+    return explanation
 
 
-def _report_writer(page: Path) -> Any:
+def _report_writer(page: Path, bundle: Path) -> Any:
     """Before anything is computed: what is missing should be said first."""
     with needs("report"):
         from .report import check_place, write_report
-    check_place(page)
+    check_place(page, bundle)
     return write_report
 
 

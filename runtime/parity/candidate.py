@@ -7,6 +7,7 @@ import numpy as np
 
 from ..backend import Array, Backend, FloatArray
 from ..bundle import Passport
+from ..contract import PREFILL, STEP
 from ..decoding import log_softmax
 from ..errors import GraphError
 from ..generation import GenerationConfig, Hypothesis, generate, pad
@@ -33,17 +34,22 @@ class Candidate(NamedTuple):
         found = generate(self.backend, sources, config, passport.special, passport.dims.max_positions)
         return [best for best, *_ in found]
 
-    def forced_log_probs(self, source: Sequence[int], target: Sequence[int]) -> FloatArray:
+    def forced_log_probs(self, source: Sequence[int], target: Sequence[int], *, stepwise: bool = False) -> FloatArray:
         """Log-probabilities `(N + 1, V)` of the token after each prefix of `target (N,)`, the empty one first.
+
+        By one prefill, or `stepwise` on the runtime's own caches.
 
         Raises:
             GraphError: the runtime gives up, or gives other tokens than the vocabulary has.
         """
         ids, mask = pad([source], self.passport.special.pad)
         fed = np.array([[self.passport.special.start, *target]], np.int64)
-        logits = at_once(self.backend, ids, mask, fed)[0]
+        if stepwise:
+            logits = np.stack(rollout(self.backend, ids, mask, fed), 1)[0]
+        else:
+            logits = at_once(self.backend, ids, mask, fed)[0]
         if logits.shape[-1] != self.passport.dims.vocab_size:
-            raise GraphError(f"prefill gives {logits.shape[-1]} logits, expected {self.passport.dims.vocab_size}")
+            raise GraphError(f"the runtime gives {logits.shape[-1]} logits, expected {self.passport.dims.vocab_size}")
         return log_softmax(logits.astype(np.float64))
 
 
@@ -52,7 +58,7 @@ def at_once(backend: Backend[Any], source_ids: Array, source_mask: Array, target
     mask = backend.put(source_mask)
     memory = backend.encode(backend.put(source_ids), mask)
     logits, _ = backend.prefill(backend.put(target_ids), memory, mask)
-    return backend.get(logits)
+    return _logits(backend, logits, target_ids.shape, PREFILL)
 
 
 def rollout(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> list[Array]:
@@ -65,7 +71,19 @@ def chained(backend: Backend[Any], source_ids: Array, source_mask: Array, target
     mask = backend.put(source_mask)
     memory = backend.encode(backend.put(source_ids), mask)
     logits, cache = backend.prefill(backend.put(target_ids[:, :1]), memory, mask)
-    yield backend.get(logits)[:, -1]
+    yield _logits(backend, logits, (len(target_ids), 1), PREFILL)[:, -1]
     for place in range(1, target_ids.shape[1]):
         logits, cache = backend.step(backend.put(target_ids[:, place : place + 1]), mask, cache)
-        yield backend.get(logits)[:, -1]
+        yield _logits(backend, logits, (len(target_ids), 1), STEP)[:, -1]
+
+
+def _logits(backend: Backend[Any], tensor: Any, shape: tuple[int, ...], verb: str) -> Array:
+    """Logits `(*shape, V)`.
+
+    Raises:
+        GraphError: they are of other rows or positions than were asked for.
+    """
+    logits = backend.get(tensor)
+    if logits.ndim != len(shape) + 1 or logits.shape[:-1] != shape:
+        raise GraphError(f"{verb} gave logits of shape {logits.shape}, expected {(*shape, 'V')}")
+    return logits

@@ -69,12 +69,25 @@ def drift(case: RolloutCase, logits: Iterator[Array]) -> Drift:
     errors, failure = [], ""
     try:
         for place, found in enumerate(logits):
-            kept = case.columns[:, place]
-            ours = np.take_along_axis(found, kept, 1) if kept.max(initial=-1) < found.shape[-1] else None
-            errors.append(largest_error(ours, case.reference[:, place]))
+            errors.append(_error(found, case.columns[:, place], case.reference[:, place]))
     except GraphError as error:
         failure = str(error)
     return Drift(errors + [math.inf] * (case.target_ids.shape[1] - len(errors)), failure)
+
+
+def _error(found: Array, columns: Array, reference: Array) -> float:
+    """Largest distance of the kept logits `(B, C)`, or by how much another of `found (B, V)` rises above all of them.
+
+    The kept ones are the reference's largest: none of the others may lead them.
+    """
+    if found.shape[-1] <= columns.max(initial=-1):
+        return math.inf
+    if not np.isfinite(found).all():
+        return math.nan
+    others = found.astype(np.float64)
+    np.put_along_axis(others, columns, -math.inf, 1)
+    above = float((others.max(1) - reference.min(1)).max())
+    return worst([largest_error(np.take_along_axis(found, columns, 1), reference), above])
 
 
 def together(drifts: Sequence[Drift]) -> Drift:

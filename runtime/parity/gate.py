@@ -12,6 +12,7 @@ from ..errors import GraphError, ThresholdError
 from ..exam import TokenCase
 from .candidate import Candidate
 from .report import Figure
+from .tolerance import worst
 
 
 class Threshold(NamedTuple):
@@ -48,6 +49,11 @@ THRESHOLDS: dict[str, Threshold] = {
         at_least=True,
         reason="chrF2 against the reference's own translations: other words must be few, or spelt alike",
     ),
+    "distance": Threshold(
+        {"fp16": 0.005, "int8": 0.15, "int4": 0.25},
+        at_least=False,
+        reason="largest distance of any number of rungs 2 and 3, as a share of the largest of its tensor",
+    ),
     "invariance": Threshold(
         {"fp16": 0.05, "int8": 0.02, "int4": 0.02},
         at_least=False,
@@ -59,7 +65,7 @@ layer gives; `docs/parity.md` shows both, measured on the shipped model."""
 
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 UNKNOWN = dict.fromkeys(("token_agreement", "kl_mean", "kl_p99", "loops", "chrf"), math.nan)
-"""What is measured on sentences, where nothing can be; the last threshold is that of rung 5."""
+"""What is measured on sentences, where nothing can be."""
 REPEATS = 4
 """So many times in a row the same words are a loop."""
 
@@ -81,39 +87,51 @@ def thresholds(precision: str, overrides: Mapping[str, float]) -> dict[str, floa
     return {name: threshold.limits[precision] for name, threshold in THRESHOLDS.items()} | dict(overrides)
 
 
+def figure(name: str, value: float, limits: Mapping[str, float]) -> Figure:
+    """`value` beside its limit."""
+    threshold = THRESHOLDS[name]
+    return Figure(name=name, value=value, limit=limits[name], at_least=threshold.at_least, reason=threshold.reason)
+
+
 def figures(cases: Sequence[TokenCase], candidate: Candidate, limits: Mapping[str, float]) -> list[Figure]:
-    """What the runtime makes of the greedy `cases`, each figure beside its limit; NaN where it gives up or none is."""
-    greedy = [case for case in cases if case.config.num_beams == 1]
+    """What the runtime makes of sentences, each figure beside its limit; NaN where it gives up or there are none."""
     try:
-        values = _values(greedy, candidate) if greedy else UNKNOWN
+        values = UNKNOWN | _words(cases, candidate) | _distributions(cases, candidate)
     except GraphError:
         values = UNKNOWN
-    return [
-        Figure(
-            name=name,
-            value=values[name],
-            limit=limits[name],
-            at_least=THRESHOLDS[name].at_least,
-            reason=THRESHOLDS[name].reason,
-        )
-        for name in THRESHOLDS
-        if name in values
-    ]
+    return [figure(name, value, limits) for name, value in values.items()]
 
 
-def _values(cases: Sequence[TokenCase], candidate: Candidate) -> dict[str, float]:
-    forced = [candidate.forced_log_probs(case.source_ids, case.ids)[: len(case.ids)] for case in cases]
-    agreed = np.concatenate([row.argmax(-1) == case.top_ids[:, 0] for row, case in zip(forced, cases, strict=True)])
-    divergence = np.concatenate([kl_divergence(case, row) for row, case in zip(forced, cases, strict=True)])
-    outputs = [candidate.search([case.source_ids], case.config)[0].ids for case in cases]
-    texts = [candidate.tokenizer.decode(ids) for ids in outputs]
+def _words(cases: Sequence[TokenCase], candidate: Candidate) -> dict[str, float]:
+    """Of every search that the exam asks for, greedy or with beams."""
+    if not cases:
+        return {}
+    outputs = [candidate.search([case.source_ids], case.config)[0] for case in cases]
+    pairs = list(zip(outputs, cases, strict=True))
     return {
-        "token_agreement": float(agreed.mean()),
-        "kl_mean": float(divergence.mean()),
-        "kl_p99": float(np.quantile(divergence, 0.99)),
-        "loops": float(sum(loops(ids) and not loops(case.ids) for ids, case in zip(outputs, cases, strict=True))),
-        "chrf": chrf(texts, [case.translation for case in cases]),
+        "loops": float(sum(loops(found.ids) and not loops(case.ids) for found, case in pairs)),
+        "chrf": chrf(
+            [candidate.tokenizer.decode(found.ids) for found in outputs], [case.translation for case in cases]
+        ),
     }
+
+
+def _distributions(cases: Sequence[TokenCase], candidate: Candidate) -> dict[str, float]:
+    """Along the reference's greedy outputs, by one prefill and step by step: the worse of the two."""
+    greedy = [case for case in cases if case.config.num_beams == 1]
+    if not greedy:
+        return {}
+    agreed, means, tails = [], [], []
+    for stepwise in (False, True):
+        found = [
+            (case, candidate.forced_log_probs(case.source_ids, case.ids, stepwise=stepwise)[: len(case.ids)])
+            for case in greedy
+        ]
+        agreed.append(float(np.concatenate([row.argmax(-1) == case.top_ids[:, 0] for case, row in found]).mean()))
+        divergence = np.concatenate([kl_divergence(case, row) for case, row in found])
+        means.append(float(divergence.mean()))
+        tails.append(float(np.quantile(divergence, 0.99)))
+    return {"token_agreement": min(agreed), "kl_mean": worst(means), "kl_p99": worst(tails)}
 
 
 def kl_divergence(case: TokenCase, log_probs: FloatArray) -> Array:

@@ -14,13 +14,13 @@ from ..contract import SELECT, STEP, GraphSpec, contract_problems
 from ..exam import Exam
 from .candidate import Candidate
 from .chain import rollout_rung, worst_per_step
-from .gate import THRESHOLDS, figures, thresholds
+from .gate import THRESHOLDS, figure, figures, thresholds
 from .graphs import graph_rung
 from .invariance import invariance_labels, invariance_rung
 from .questions import strange_questions
 from .report import RUNGS, CaseResult, Report, RungResult, SettingResult, TensorResult, rung_result, untried_rung
 from .tokens import token_rung
-from .tolerance import CACHE_TOLERANCE, earned_by_rollout, logit_tolerance
+from .tolerance import CACHE_TOLERANCE, earned_by_rollout, logit_tolerance, worst
 
 Specs = Mapping[str, GraphSpec]
 SPECIAL, QUESTIONS, PREFIXES = "special ids", "questions", "prefixes"
@@ -52,9 +52,15 @@ def sit(
     drift_tolerance = earned_by_rollout(exam.rollouts).tolerance
     rounding = _rounding(tensors, drift, drift_tolerance)
     allowed = logit_tolerance(exam)
-    found_figures = [] if candidate.exact else figures(exam.tokens, candidate, limits)
-    tokens, differences = token_rung(exam.tokens, candidate, rounding, allowed, found_figures)
+    judged = [] if candidate.exact else figures(exam.tokens, candidate, limits)
+    if not candidate.exact:
+        scale = earned_by_rollout(exam.rollouts).scale
+        farthest = worst([*(result.relative for result in tensors), *(error / scale for error in drift)])
+        judged.append(figure("distance", farthest, limits))
+    tokens, differences = token_rung(exam.tokens, candidate, rounding, allowed, judged)
     invariance, moved = invariance_rung(exam.tokens, candidate, allowed, limits.get("invariance"))
+    if not candidate.exact:
+        judged.append(figure("invariance", moved, limits))
     report = Report(
         rungs=[structure, cache, graph, chain, tokens, invariance],
         tensors=tensors,
@@ -62,7 +68,7 @@ def sit(
         own_drift=worst_per_step([case.own_error for case in exam.rollouts]),
         drift_tolerance=drift_tolerance,
         differences=differences,
-        figures=found_figures,
+        figures=judged,
         thresholds=limits,
         invariance=moved,
     )
@@ -120,11 +126,10 @@ def as_setting(report: Report, setting: str) -> SettingResult:
     """`report` in one row: what rungs 0 and 2 to 5 say at `setting`."""
     rungs = [rung for rung in report.rungs if rung.rung not in (1, 6)]
     failed = [f"rung {rung.rung} ({rung.name}): {rung.problems[0]}" for rung in rungs if not rung.passed]
-    ratios = [result.ratio for result in report.tensors]
     return SettingResult(
         setting=setting,
         rungs={str(rung.rung): rung.passed for rung in rungs},
-        worst_ratio=max(ratios, key=lambda ratio: (math.isnan(ratio), ratio), default=math.nan),
+        worst_ratio=worst([result.ratio for result in report.tensors]),
         problem=failed[0] if failed else "",
     )
 

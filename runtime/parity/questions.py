@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ..backend import Array
 from ..contract import ENCODE, Dims, GraphSpec, TensorSpec
 from ..exam import Exam, GraphCase
-from .tolerance import earned_by_output
+from .tolerance import earned_by_output, earned_by_rollout
 
 MOST_OWN_ERROR = 1e-4
 """Of the largest value of a tensor: float32 strays by about 1e-6, products in TF32 or bfloat16 by 1e-3."""
@@ -14,6 +14,11 @@ MOST_OWN_ERROR = 1e-4
 def strange_questions(exam: Exam, dims: Dims, contract: Mapping[str, GraphSpec]) -> list[str]:
     """Where `exam` asks for other tensors, tokens or lengths than a model of `dims` has."""
     problems = [problem for case in exam.graphs for problem in _strange_inputs(case, contract[case.verb])]
+    problems += [
+        f"the exam answers {case.verb} {case.label} with other outputs than the contract has"
+        for case in exam.graphs
+        if case.reference.keys() != {spec.name for spec in contract[case.verb].outputs}
+    ]
     sizes = {"source": dims.source_vocab_size, "target": dims.vocab_size}
     largest = dict.fromkeys(sizes, -1)
     for side, ids in _ids(exam):
@@ -35,6 +40,12 @@ def strange_questions(exam: Exam, dims: Dims, contract: Mapping[str, GraphSpec])
         for (verb, name), earned in earned_by_output(exam.graphs).items()
         if earned.own_error > MOST_OWN_ERROR * earned.scale
     ]
+    chain = earned_by_rollout(exam.rollouts)
+    if chain.own_error > MOST_OWN_ERROR * chain.scale:
+        problems.append(
+            f"PyTorch's own error of a rollout is {chain.own_error:.2g} at a scale of {chain.scale:.2g}, "
+            "which is not float32's: it excuses nothing"
+        )
     return list(dict.fromkeys(problems))
 
 

@@ -58,7 +58,7 @@ class TokenDifference(msgspec.Struct, kw_only=True):
     expected: list[int]
     found: list[int]
     margin: float
-    """By how much the reference preferred its own choice."""
+    """By how much the reference preferred its own token to the runtime's; of beams, the distance of the two scores."""
     error: float
     """How much of that the runtime's measured error can explain."""
     text: str = ""
@@ -210,7 +210,7 @@ def rung_result(
     return RungResult(
         rung=rung,
         name=RUNGS[rung],
-        passed=not found,
+        passed=not found and all(case.passed for case in cases),
         compared=compared,
         summary=summary,
         problems=list(dict.fromkeys(found)),
