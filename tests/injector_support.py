@@ -157,7 +157,7 @@ EXAM: dict[str, Fault] = {
     "exam emptied": _exam(files.without("cache", "graphs", "rollouts", "tokens"), "1", "nothing was compared"),
     "exam without graph cases": _exam(files.without("graphs"), "2", f"{MEMORY[:-2]}was never compared"),
     "exam with a question that has no answers": _exam(
-        files.without_answers, "2", "encode B=5 S=1: nothing was compared"
+        files.without_answers, "0", "the exam answers encode B=5 S=1 with other outputs than the contract has"
     ),
     "exam without rollouts": _exam(files.without("rollouts"), "3", "nothing was compared"),
     "exam without sentences": _exam(files.without("tokens"), "4", "nothing was compared"),
