@@ -89,7 +89,7 @@ def verify_command(
 
     from .render import report_json, show_failure, show_report, stages
 
-    if checkpoint is None and (seed is not None or sentences is not None):
+    if checkpoint is None and not (seed is None and sentences is None):
         raise click.UsageError("--seed and --sentences belong to the fresh exam of --checkpoint")
     _check_options(runtimes, optimizations, threads)
     write_report = None if page is None else _report_writer(page, bundle)
@@ -100,20 +100,19 @@ def verify_command(
         if checkpoint is None:
             exam = load_exam(opened.path(EXAM_ROLE))
         else:
-            seed = secrets.randbelow(2**32) if seed is None else seed
             say("PyTorch writes a fresh exam")
+            seed = secrets.randbelow(2**32) if seed is None else seed
             exam = _fresh_exam(checkpoint, opened, seed, sentences, explain_all=explained)
         report = examine(opened, settings, exam, thresholds=thresholds, opener=_open, say=say)
         if explained and report.rungs[0].passed:
             say("looking into the graphs")
             report.explanation = _explain(opened, exam, settings[0], failed=not report.passed)
-    surroundings = environment()
     if recorded:
         record(opened, report, "recorded" if seed is None else f"fresh, seed {seed}")
-    if page is not None and write_report is not None:
-        write_report(page, report, opened, surroundings, _again(seed))
+    if write_report is not None:
+        write_report(page, report, opened, environment(), _again(seed))
     if as_json:
-        click.echo(report_json(report, bundle, environment=surroundings, seed=seed))
+        click.echo(report_json(report, bundle, environment=environment(), seed=seed))
     else:
         show_report(report, tensors=True)
         if seed is not None:
