@@ -9,8 +9,11 @@ BARE := .venv-deployed
 PIP := --quiet --disable-pip-version-check
 CODE := models exporters runtime toolkit tests examples
 BUNDLE := bundles/zh-en
+# A third one, with Optimum and the transformers that it wants, and npm's packages for the examples in Node.
+INTEROP := .venv-interop
+NODE := examples/node
 
-.PHONY: help demo test lint types arrows unit deployed parity gate examiner format clean
+.PHONY: help demo test nightly lint types arrows unit deployed parity gate examiner interop format clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -21,6 +24,9 @@ demo: $(VENV)/installed ## export the shipped model, verify it, translate the ex
 	$(BIN)/toolkit run --bundle $(BUNDLE) --file examples/sentences.txt | paste examples/sentences.txt -
 
 test: lint types arrows unit deployed parity ## everything that a change must pass
+
+nightly: $(VENV)/installed ## what takes longer: 500 random combinations of search options against transformers
+	GENERATION_CASES=500 $(BIN)/pytest tests/test_exporters_generation_options.py
 
 lint: $(VENV)/installed ## formatting and lint
 	$(BIN)/ruff format --check $(CODE)
@@ -48,8 +54,14 @@ gate: $(VENV)/installed $(BUNDLE)/bundle.json ## what lower precisions are judge
 examiner: $(VENV)/installed ## the table of faults and of good bundles in docs/parity.md
 	$(BIN)/python tests/examiner_table.py
 
+interop: $(INTEROP)/installed $(NODE)/node_modules/.package-lock.json $(BUNDLE)/bundle.json $(BUNDLE)-js/bundle.json ## other runtimes on our bundles: Optimum, and onnxruntime-node and transformers.js in Node
+	OMP_NUM_THREADS=1 $(BIN)/python tests/interop.py $(BUNDLE) $(BUNDLE)-js
+
 $(BUNDLE)/bundle.json: $(VENV)/installed $(shell find models exporters runtime -name '*.py')
 	$(BIN)/toolkit export --force models/pretrained/zh_en $(BUNDLE)
+
+$(BUNDLE)-js/bundle.json: $(VENV)/installed $(shell find models exporters runtime -name '*.py')
+	$(BIN)/toolkit export --force --layout transformersjs models/pretrained/zh_en $(BUNDLE)-js
 
 format: $(VENV)/installed ## put the code into shape
 	$(BIN)/ruff format $(CODE)
@@ -67,5 +79,16 @@ $(BARE)/installed: $(VENV)/installed constraints.txt $(shell find models exporte
 	$(BARE)/bin/python -m pip install $(PIP) --constraint constraints.txt dist/*.whl pytest hypothesis
 	touch $@
 
+$(INTEROP)/installed: tests/interop_constraints.txt
+	rm -rf $(INTEROP)
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install $(PIP) --constraint tests/interop_constraints.txt optimum-onnx onnxruntime torch
+	touch $@
+
+# The runtime for the CPU is in the package; its install script would fetch that for CUDA.
+$(NODE)/node_modules/.package-lock.json: $(NODE)/package-lock.json
+	cd $(NODE) && ONNXRUNTIME_NODE_INSTALL=skip npm ci --silent
+	touch $@
+
 clean: ## remove what was built, but no runs and no bundles
-	rm -rf $(VENV) $(BARE) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BARE) $(INTEROP) $(NODE)/node_modules dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -38,6 +38,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Where normalisation sits: LN(x + f(x)) as in the paper, or x + f(LN(x)) with a final norm on each side.
     norm: NormPlacement = "post"
     layer_norm_eps: float = 1e-5
+    # Whether encoder and decoder end in a norm of their own; None for as the placement needs it, after pre-norm alone.
+    final_norm: bool | None = None
+    # Whether the sum of token and position vectors is normalised before the first layer, as in BART.
+    embedding_norm: bool = False
 
     # What happens between the two position-wise projections.
     activation_function: Activation = "relu"
@@ -110,6 +114,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def encoder_vocab_size(self) -> int:
         """Entries of the source vocabulary."""
         return self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
+
+    @property
+    def ends_in_norm(self) -> bool:
+        """Whether a norm follows the last layer of encoder and decoder."""
+        return self.norm == "pre" if self.final_norm is None else self.final_norm
 
     @property
     def decoder_head_dim(self) -> int:

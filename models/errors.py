@@ -13,6 +13,10 @@ class CheckpointError(ModelError):
     """A folder does not hold a checkpoint that can be loaded."""
 
 
+class ModelImportError(ModelError):
+    """A folder does not hold a model of another library that can be imported; the message lists every reason."""
+
+
 class TrainingDivergedError(ModelError):
     """The loss is no longer a finite number."""
 

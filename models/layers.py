@@ -190,16 +190,29 @@ def sinusoids(count: int, width: int, *, halves: bool = False) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Token vectors, scaled by sqrt(E) if so configured, plus position vectors (sections 3.4 and 3.5)."""
+    """Token vectors, scaled by sqrt(E) if so configured, plus position vectors (sections 3.4 and 3.5).
 
-    def __init__(self, tokens: nn.Embedding, positions: Positions, *, scale: bool, dropout: float) -> None:
+    With `norm` the sum is normalised, as in BART.
+    """
+
+    def __init__(
+        self,
+        tokens: nn.Embedding,
+        positions: Positions,
+        *,
+        scale: bool,
+        dropout: float,
+        norm: nn.LayerNorm | None = None,
+    ) -> None:
         super().__init__()
         self.tokens = tokens
         self.positions = positions
         self.scale = math.sqrt(tokens.embedding_dim) if scale else 1.0
+        self.norm: nn.Module = nn.Identity() if norm is None else norm
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """`ids (B, T)` that stand at positions start .. start + T - 1, to `(B, T, E)`."""
-        summed: Tensor = self.dropout(self.tokens(ids) * self.scale + self.positions(start, ids.shape[1]))
-        return summed
+        summed = self.tokens(ids) * self.scale + self.positions(start, ids.shape[1])
+        embedded: Tensor = self.dropout(self.norm(summed))
+        return embedded

@@ -91,7 +91,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embedding, N layers and, for pre-norm, a final norm."""
+    """Embedding, N layers and, where configured, a final norm."""
 
     def __init__(self, config: ModelConfig, embedding: Embedding) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, N layers and, for pre-norm, a final norm; reads and returns caches."""
+    """Embedding, N layers and, where configured, a final norm; reads and returns caches."""
 
     def __init__(self, config: ModelConfig, embedding: Embedding) -> None:
         super().__init__()
@@ -216,10 +216,11 @@ def _residual(config: ModelConfig) -> Residual:
 
 
 def _final_norm(config: ModelConfig) -> nn.Module:
-    # A post-norm layer already ends in a norm.
-    return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.norm == "pre" else nn.Identity()
+    # A post-norm layer already ends in a norm, so that the paper adds none; torch.nn.Transformer does.
+    return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.ends_in_norm else nn.Identity()
 
 
 def _embedding(config: ModelConfig, tokens: nn.Embedding) -> Embedding:
     positions = Positions(config.positions, config.max_positions, config.d_model)
-    return Embedding(tokens, positions, scale=config.scale_embedding, dropout=config.dropout)
+    norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.embedding_norm else None
+    return Embedding(tokens, positions, scale=config.scale_embedding, dropout=config.dropout, norm=norm)

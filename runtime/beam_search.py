@@ -3,19 +3,24 @@
 Letters: B sentences still in the batch, K beams, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from .backend import BoolArray, FloatArray, IntArray, Tensor
-from .decoding import Decoding, Limits, SpecialIds, forbid_early_end, log_softmax
+from .decoding import Decoding, Limits, SpecialIds, log_softmax
+from .errors import GenerationError
+from .logit_rules import Rule, apply_rules
 
 NEVER = np.float32(-1e9)
 """Score of a hypothesis that does not exist; transformers' value."""
 
 Found = list[tuple[list[int], float]]
 """Ids and scores of one sentence's hypotheses, the best first."""
+
+Noise = Callable[[IntArray, int], FloatArray]
+"""From the sentences in the batch and a count to what is added to that many continuations of each, `(B, count)`."""
 
 
 class _Candidates(NamedTuple):
@@ -26,21 +31,53 @@ class _Candidates(NamedTuple):
     tokens: IntArray
 
 
-class _Finished:
-    """The best K finished hypotheses of one sentence."""
+class _Scoring(NamedTuple):
+    """How log-probabilities become scores. Lengths count start token and prefix."""
 
-    def __init__(self, beams: int) -> None:
+    limits: Limits
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+
+    def scores(self, totals: FloatArray, length: int) -> FloatArray:
+        """Of outputs of `length` tokens whose new ones have the log-probabilities `totals`."""
+        result: FloatArray = totals / np.float32((length - len(self.limits.prompt)) ** self.length_penalty)
+        return result
+
+    def hopes(self, totals: FloatArray, length: int) -> FloatArray:
+        """The best scores that beams of `length` tokens are thought to reach."""
+        far = self.early_stopping == "never" and self.length_penalty > 0
+        return self.scores(totals, self.limits.longest if far else length)
+
+
+class _Finished:
+    """The best K finished hypotheses of one sentence.
+
+    A broken model's scores are NaN. Those stay: parity is to see them.
+    """
+
+    def __init__(self, beams: int, scoring: _Scoring) -> None:
         self._beams = beams
-        self.hypotheses: Found = []
+        self._scoring = scoring
+        self._hypotheses: Found = []
 
     def add(self, ids: list[int], score: float) -> None:
-        # Stable: of two equal scores the earlier one stays ahead.
-        self.hypotheses = sorted([*self.hypotheses, (ids, score)], key=lambda found: -found[1])[: self._beams]
+        if not score <= NEVER:
+            # Stable: of two equal scores the earlier one stays ahead.
+            self._hypotheses = sorted([*self._hypotheses, (ids, score)], key=lambda found: -found[1])[: self._beams]
 
-    def done(self, best_possible: float, *, early_stopping: bool | Literal["never"]) -> bool:
-        """Whether nothing can change any more, if no running beam will score above `best_possible`."""
-        full = len(self.hypotheses) == self._beams
-        return full and (early_stopping is True or not best_possible > self.hypotheses[-1][1])
+    def done(self, hope: float) -> bool:
+        """Whether nothing can change any more, if no running beam will score above `hope`."""
+        if len(self._hypotheses) < self._beams:
+            return bool(hope <= NEVER)
+        return self._scoring.early_stopping is True or not hope > self._hypotheses[-1][1]
+
+    def real(self) -> Found:
+        """The hypotheses that exist: not those that a beam which never was has left."""
+        hopeless = np.array(NEVER / 2)
+        found = [pair for pair in self._hypotheses if not pair[1] <= self._scoring.scores(hopeless, len(pair[0]) + 1)]
+        if not found:
+            raise GenerationError("generation: the options leave a sentence no output: every token is forbidden")
+        return found
 
 
 def beam_search(
@@ -51,47 +88,48 @@ def beam_search(
     beams: int,
     length_penalty: float,
     early_stopping: bool | Literal["never"],
+    rules: Sequence[Rule] = (),
+    noise: Noise | None = None,
 ) -> list[Found]:
     """Search the K = `beams` best outputs of every sentence in `decoding`.
 
     Each step takes the 2K best continuations of a sentence's K running beams. Those that end and rank among the first K
     become finished hypotheses; the best K that do not end run on. A sentence is done when no running beam can beat its
-    worst finished hypothesis, judged as `early_stopping` says, or at the length limit.
+    worst finished hypothesis, judged as `early_stopping` says, or at the length limit. With `noise` the 2K
+    continuations are those that are best with it, so that they are drawn at random.
 
     Returns:
-        For each sentence up to K pairs of ids (without the start token) and score.
+        For each sentence up to K pairs of ids (without the start token) and score; fewer than K where `rules` leave
+        fewer.
+
+    Raises:
+        GenerationError: `rules` leave a sentence no output.
     """
+    scoring = _Scoring(limits, length_penalty, early_stopping)
     active = np.arange(decoding.rows)  # (B,) the sentences still in the batch
-    finished = [_Finished(beams) for _ in active]
+    finished = [_Finished(beams, scoring) for _ in active]
     logits = decoding.start(limits.prompt).repeat(beams, axis=0)  # (B K, V)
     decoding.keep(active.repeat(beams))
-    prompt = len(limits.prompt)
     sequences = np.tile(np.array(limits.prompt, np.int64), (active.size, beams, 1))  # (B, K, length)
     totals = np.full((active.size, beams), NEVER)  # (B, K)
     totals[:, 0] = 0  # the beams are all the same yet: only one of them may count
 
-    for length in range(prompt, limits.longest):
-        scores = log_softmax(logits)
-        forbid_early_end(scores, length, limits, special)
-        candidates = _best_continuations(scores, totals)
+    for length in range(len(limits.prompt), limits.longest):
+        scores = apply_rules(rules, log_softmax(logits), sequences.reshape(-1, length))  # (B K, V)
+        drawn = None if noise is None else noise(active, scores.size // active.size)  # (B, K V)
+        candidates = _best_continuations(scores, totals, drawn)
         last = length + 1 == limits.longest
         ends = (candidates.tokens == special.eos) | last  # (B, 2K)
-        divisor = np.float32((length + 1 - prompt) ** length_penalty)
-        _finish([finished[row] for row in active], sequences, candidates, ends[:, :beams], divisor)
+        scores = scoring.scores(candidates.scores, length + 1)
+        _finish([finished[row] for row in active], sequences, candidates, ends[:, :beams], scores)
         if last:
             break
 
         totals, origins, tokens = _running(candidates, ends, beams)  # (B, K) each
         sequences = np.take_along_axis(sequences, origins[:, :, None], 1)
         sequences = np.concatenate([sequences, tokens[:, :, None]], 2)  # (B, K, length + 1)
-        hopeful = limits.longest - prompt if early_stopping == "never" and length_penalty > 0 else length + 1 - prompt
-        best_possible = totals[:, 0] / np.float32(hopeful**length_penalty)  # (B,)
-        going = np.array(
-            [
-                not finished[row].done(best, early_stopping=early_stopping)
-                for row, best in zip(active, best_possible, strict=True)
-            ]
-        )
+        hopes = scoring.hopes(totals[:, 0], length + 1)  # (B,)
+        going = np.array([not finished[row].done(hope) for row, hope in zip(active, hopes, strict=True)])
         rows = (np.arange(active.size)[:, None] * beams + origins)[going].ravel()  # (B K,)
         if not going.any():
             break
@@ -101,16 +139,20 @@ def beam_search(
             active, sequences, totals, tokens = active[going], sequences[going], totals[going], tokens[going]
             decoding.keep(rows)
         logits = decoding.step(tokens.ravel())
-    return [sentence.hypotheses for sentence in finished]
+    return [sentence.real() for sentence in finished]
 
 
-def _best_continuations(log_probabilities: FloatArray, totals: FloatArray) -> _Candidates:
-    """Of the K V continuations of each sentence, the 2K best, from `(B K, V)` and the beams' own scores `(B, K)`."""
+def _best_continuations(log_probabilities: FloatArray, totals: FloatArray, noise: FloatArray | None) -> _Candidates:
+    """Of the K V continuations of each sentence, the 2K best, from `(B K, V)` and the beams' own scores `(B, K)`.
+
+    With `noise (B, K V)` they are the 2K that are best with it, ordered by their scores without it.
+    """
     sentences, beams = totals.shape
     vocabulary = log_probabilities.shape[-1]
     scores = (log_probabilities.reshape(sentences, beams, vocabulary) + totals[:, :, None]).reshape(sentences, -1)
     kept = min(2 * beams, beams * vocabulary)
-    best = np.sort(np.argpartition(-scores, kept - 1, axis=-1)[:, :kept])  # (B, 2K), by index: ties go to the lower one
+    rivals = -scores if noise is None else -scores - noise
+    best = np.sort(np.argpartition(rivals, kept - 1, axis=-1)[:, :kept])  # (B, 2K), by index: ties go to the lower one
     values = np.take_along_axis(scores, best, 1)
     order = np.argsort(-values, axis=-1, kind="stable")
     best = np.take_along_axis(best, order, 1)
@@ -118,14 +160,12 @@ def _best_continuations(log_probabilities: FloatArray, totals: FloatArray) -> _C
 
 
 def _finish(
-    finished: Sequence[_Finished], sequences: IntArray, candidates: _Candidates, ends: BoolArray, divisor: np.float32
+    finished: Sequence[_Finished], sequences: IntArray, candidates: _Candidates, ends: BoolArray, scores: FloatArray
 ) -> None:
-    """Hand each of the first K continuations that ends, `(B, K)`, to its sentence's hypotheses."""
+    """Hand each of the first K continuations that ends, `(B, K)`, to its sentence's hypotheses, with its score."""
     for place, rank in np.argwhere(ends):
         ids = sequences[place, candidates.beams[place, rank], 1:].tolist()
-        finished[place].add(
-            [*ids, int(candidates.tokens[place, rank])], float(candidates.scores[place, rank] / divisor)
-        )
+        finished[place].add([*ids, int(candidates.tokens[place, rank])], float(scores[place, rank]))
 
 
 def _running(candidates: _Candidates, ends: BoolArray, beams: int) -> _Candidates:

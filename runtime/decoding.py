@@ -72,12 +72,6 @@ class Decoding(Generic[Tensor]):
         return array[:, -1].astype(np.float32)  # (rows, V)
 
 
-def forbid_early_end(scores: FloatArray, length: int, limits: Limits, special: SpecialIds) -> None:
-    """Make EOS impossible in `scores (rows, V)`, in place, while an output of `length` tokens is too short."""
-    if length < limits.shortest:
-        scores[:, special.eos] = -np.inf
-
-
 def log_softmax(logits: FloatArray) -> FloatArray:
     """Log-probabilities along the last axis."""
     shifted = logits - logits.max(-1, keepdims=True)

@@ -1,58 +1,23 @@
 """Search: from source ids to hypotheses, over any `Backend`, with the semantics of transformers' `generate`."""
 
+import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from .backend import Backend, FloatArray, IntArray, Tensor
 from .beam_search import beam_search
-from .decoding import Decoding, Limits, SpecialIds, forbid_early_end, log_softmax
+from .decoding import Decoding, Limits, SpecialIds, log_softmax
 from .errors import GenerationError
+from .generation_config import GenerationConfig
+from .logit_rules import Rule, apply_rules, logit_rules
+from .sampling import Noise, draw, random_streams
 
+__all__ = ["GenerationConfig", "Hypothesis", "generate", "pad"]
 
-class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to search. Names and meanings are those of `transformers.GenerationConfig`.
-
-    Raises:
-        GenerationError: options contradict each other; the message lists every contradiction.
-    """
-
-    num_beams: int = 1
-    num_return_sequences: int = 1
-    length_penalty: float = 1.0
-    """A hypothesis of n new tokens scores its log-probability divided by `n ** length_penalty`."""
-    early_stopping: bool | Literal["never"] = False
-    max_length: int | None = None
-    """Most tokens of an output, start token and prefix included; None for as many as the model has positions."""
-    max_new_tokens: int | None = None
-    """Like `max_length`, counted after the prefix; goes before it where both are given."""
-    min_length: int = 0
-    """Fewest tokens before EOS, start token and prefix included."""
-    min_new_tokens: int | None = None
-    """Like `min_length`, counted after the prefix; goes before it where both are given."""
-    decoder_input_ids: tuple[int, ...] = ()
-    """Forced prefix: every output begins with these ids. The start token before them is optional."""
-
-    def __post_init__(self) -> None:
-        problems = []
-        for name in ("num_beams", "num_return_sequences", "max_length", "max_new_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{name} is {value}, expected at least 1")
-        for name in ("min_length", "min_new_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                problems.append(f"{name} is {value}, expected at least 0")
-        if self.num_return_sequences > self.num_beams:
-            problems.append(f"num_return_sequences {self.num_return_sequences} is more than num_beams {self.num_beams}")
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            problems.append(f"early_stopping is {self.early_stopping!r}, expected True, False or 'never'")
-        if not np.isfinite(self.length_penalty):
-            problems.append(f"length_penalty is {self.length_penalty}, expected a finite number")
-        if problems:
-            raise GenerationError("generation: " + "; ".join(problems))
+DIVISORS = (1e-25, 1e25)
+"""What a score may be divided by, so that the result fits into float32."""
 
 
 class Hypothesis(NamedTuple):
@@ -61,7 +26,7 @@ class Hypothesis(NamedTuple):
     ids: list[int]
     """Target ids: without the start token, with the forced prefix, ending in EOS where it was reached."""
     score: float
-    """Log-probability of the new tokens divided by `count ** length_penalty`."""
+    """Log-probability of the new tokens, after all options that change it, divided by `count ** length_penalty`."""
 
 
 def generate(
@@ -81,16 +46,22 @@ def generate(
         max_positions: Length of the model's position table.
 
     Returns:
-        For each source, `config.num_return_sequences` hypotheses, the best first.
+        For each source, `config.num_return_sequences` hypotheses, the best first, or as they were drawn where there are
+        no beams; fewer where the options leave fewer.
 
     Raises:
-        GenerationError: a limit does not fit the model.
+        GenerationError: a limit does not fit the model, or the options forbid every token.
     """
     limits = _limits(config, special, max_positions)
+    rules = logit_rules(config, limits, special)
     source_ids, source_mask = pad(sources, special.pad)
     decoding = Decoding(backend, source_ids, source_mask)
     if config.num_beams == 1:
-        return _greedy_search(decoding, config, limits, special)
+        uniforms = None
+        if config.do_sample:
+            steps, streams = limits.longest - len(limits.prompt), random_streams(config, sources)
+            uniforms = np.stack([stream.random(steps) for stream in streams])
+        return _single_search(decoding, config, limits, special, rules=rules, uniforms=uniforms)
     found = beam_search(
         decoding,
         limits,
@@ -98,6 +69,8 @@ def generate(
         beams=config.num_beams,
         length_penalty=config.length_penalty,
         early_stopping=config.early_stopping,
+        rules=rules,
+        noise=Noise(random_streams(config, sources)) if config.do_sample else None,
     )
     return [
         [Hypothesis(ids, score) for ids, score in hypotheses[: config.num_return_sequences]] for hypotheses in found
@@ -134,26 +107,57 @@ def _limits(config: GenerationConfig, special: SpecialIds, max_positions: int) -
         )
     if shortest > longest:
         problems.append(f"at least {shortest} tokens are asked for, but at most {longest}")
+    if not problems and not _is_divisor(longest - len(prompt), config.length_penalty):
+        problems.append(
+            f"length_penalty is {config.length_penalty}: {longest - len(prompt)} tokens to that power are beyond "
+            f"{DIVISORS[0]} to {DIVISORS[1]}"
+        )
     if problems:
         raise GenerationError("generation: " + "; ".join(problems))
     return Limits(prompt, shortest, longest)
 
 
-def _greedy_search(
-    decoding: Decoding[Tensor], config: GenerationConfig, limits: Limits, special: SpecialIds
+def _is_divisor(tokens: int, length_penalty: float) -> bool:
+    try:
+        return DIVISORS[0] <= math.pow(tokens, length_penalty) <= DIVISORS[1]
+    except OverflowError:
+        return False
+
+
+def _single_search(
+    decoding: Decoding[Tensor],
+    config: GenerationConfig,
+    limits: Limits,
+    special: SpecialIds,
+    *,
+    rules: Sequence[Rule],
+    uniforms: FloatArray | None,
 ) -> list[list[Hypothesis]]:
-    """The most probable token at every step. A finished sentence leaves the batch."""
-    count = decoding.rows
-    ids = [list(limits.prompt[1:]) for _ in range(count)]
-    totals = np.zeros(count)
-    active = np.arange(count)
-    logits = decoding.start(limits.prompt)
-    for length in range(len(limits.prompt), limits.longest):
-        forbid_early_end(logits, length, limits, special)
-        tokens = logits.argmax(-1)  # (rows,)
-        totals[active] += np.take_along_axis(log_softmax(logits), tokens[:, None], 1)[:, 0]
-        for row, token in zip(active, tokens, strict=True):
-            ids[row].append(int(token))
+    """Outputs of each sentence that grow by themselves, one token a step. A finished one leaves the batch.
+
+    A token is the most probable one, or is drawn with one of `uniforms (rows, steps)`.
+    """
+    logits = decoding.start(limits.prompt)  # (B, V)
+    outputs = config.num_return_sequences
+    if outputs > 1:
+        decoding.keep(np.arange(decoding.rows).repeat(outputs))
+        logits = logits.repeat(outputs, axis=0)  # (B outputs, V)
+    prompt = len(limits.prompt)
+    sequences = np.empty((decoding.rows, limits.longest), np.int64)
+    sequences[:, :prompt] = limits.prompt
+    lengths = np.full(decoding.rows, limits.longest)
+    totals = np.zeros(decoding.rows)
+    active = np.arange(decoding.rows)
+    for length in range(prompt, limits.longest):
+        if rules:
+            logits = apply_rules(rules, logits, sequences[active, :length])
+            _require_a_choice(logits)
+        log_probabilities = log_softmax(logits)
+        drawn = None if uniforms is None else draw(log_probabilities, uniforms[active, length - prompt])
+        tokens = logits.argmax(-1) if drawn is None else drawn  # (rows,)
+        sequences[active, length] = tokens
+        totals[active] += np.take_along_axis(log_probabilities, tokens[:, None], 1)[:, 0]
+        lengths[active[tokens == special.eos]] = length + 1
         going = np.flatnonzero(tokens != special.eos)
         if not going.size or length + 1 == limits.longest:
             break
@@ -161,6 +165,14 @@ def _greedy_search(
             active, tokens = active[going], tokens[going]
             decoding.keep(going)
         logits = decoding.step(tokens)
-    new = np.array([len(row) + 1 - len(limits.prompt) for row in ids])
-    scores: FloatArray = totals / new**config.length_penalty
-    return [[Hypothesis(row, float(score))] for row, score in zip(ids, scores, strict=True)]
+    scores: FloatArray = totals / (lengths - prompt) ** config.length_penalty
+    found = [
+        Hypothesis(row[1:length].tolist(), float(score))
+        for row, length, score in zip(sequences, lengths, scores, strict=True)
+    ]
+    return [found[place : place + outputs] for place in range(0, len(found), outputs)]
+
+
+def _require_a_choice(scores: FloatArray) -> None:
+    if np.isneginf(scores.max(-1)).any():
+        raise GenerationError("generation: the options leave a sentence no output: every token is forbidden")

@@ -1,100 +1,87 @@
-"""Text to ids and back: SentencePiece pieces and a vocabulary, in the files of transformers' Marian tokenizer."""
+"""Text to ids and back: finds the family of tokenizers that a folder holds, and opens it."""
 
 import re
 from pathlib import Path
 
 import msgspec
-import sentencepiece
 
-from .decoding import SpecialIds
 from .errors import TokenizerError
+from .text.base import Tokenizer, check_language
+from .text.fairseq import FAMILIES, FairseqTokenizer
+from .text.m2m100 import M2M100Tokenizer
+from .text.marian import SOURCE_PIECES, TARGET_PIECES, TARGET_VOCABULARY, VOCABULARY, MarianTokenizer
+from .text.pieces import MODEL, TOKENIZER_JSON
+from .text.settings import SETTINGS, SPECIAL_TOKENS_MAP, read_json, read_settings
 
-SOURCE_PIECES = "source.spm"
-TARGET_PIECES = "target.spm"
-VOCABULARY = "vocab.json"
-SETTINGS = "tokenizer_config.json"
+__all__ = [
+    "SETTINGS",
+    "SOURCE_PIECES",
+    "TARGET_PIECES",
+    "TOKENIZER_FILES",
+    "VOCABULARY",
+    "Tokenizer",
+    "open_tokenizer",
+    "tokenizer_files",
+]
+
 TOKENIZER_FILES = (SOURCE_PIECES, TARGET_PIECES, VOCABULARY, SETTINGS)
+"""Those of a tokenizer that we train ourselves; other families have others, see `tokenizer_files`."""
 
-_LANGUAGE = re.compile(r"\A(>>.*?<<)", re.DOTALL)
+_OTHER_FILES = (TARGET_VOCABULARY, MODEL, TOKENIZER_JSON, SPECIAL_TOKENS_MAP)
+
+_MODEL_TYPES = {
+    "marian": "MarianTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+    "mbart": "MBartTokenizer",
+    "bart": "BartTokenizer",
+}
+_CONFIG = "config.json"
 
 
-class Tokenizer:
-    """Splits source text into ids and joins target ids into text, as transformers' Marian tokenizer does.
+class _ModelSettings(msgspec.Struct):
+    model_type: str | None = None
+    tokenizer_class: str | None = None
+
+
+def open_tokenizer(folder: Path, source_language: str | None = None, target_language: str | None = None) -> Tokenizer:
+    """The tokenizer in `folder`: Marian, M2M100, NLLB, mBART or mBART-50.
+
+    Which one it is says `tokenizer_class` of `tokenizer_config.json`; without that the files and `config.json` do.
 
     Args:
-        folder: Holds `source.spm`, `target.spm` and `vocab.json` (piece to id).
+        folder: A checkpoint, a bundle, or what transformers saved.
+        source_language: What the texts are written in; None for the folder's own choice. Only for a family with
+            languages to choose from, see `Tokenizer.languages`.
+        target_language: What to translate into; None for the folder's own choice.
 
     Raises:
-        TokenizerError: a file is missing or damaged.
+        TokenizerError: a file is missing or damaged, the family is another one, or a language is unknown.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._source = _pieces(folder / SOURCE_PIECES)
-        self._target = _pieces(folder / TARGET_PIECES)
-        self._ids = _vocabulary(folder / VOCABULARY)
-        self._by_id = {index: piece for piece, index in self._ids.items()}
-        self.unknown = self._ids["<unk>"]
-        # Marian models without a <s> start from <pad>.
-        self.special = SpecialIds(self._ids["<pad>"], self._ids.get("<s>", self._ids["<pad>"]), self._ids["</s>"])
-        self._hidden = {*self.special, self.unknown}
-        self._special_pieces = re.compile("(" + "|".join(self._by_id[index] for index in self._hidden) + ")")
-
-    @property
-    def size(self) -> int:
-        """Entries of the vocabulary."""
-        return max(self._by_id) + 1
-
-    def encode(self, text: str) -> list[int]:
-        """Source ids of `text`, EOS at the end.
-
-        Special tokens written out in `text`, and a language code like `>>fra<<` at its front, become their ids.
-        """
-        return [*self._lookup(self._source, text), self.special.eos]
-
-    def encode_target(self, text: str) -> list[int]:
-        """Target ids of `text`, EOS at the end."""
-        return [*self._lookup(self._target, text), self.special.eos]
-
-    def piece(self, index: int) -> str:
-        """The piece of one id, as the vocabulary has it."""
-        return self._by_id.get(index, f"#{index}")
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of target `ids`; special tokens, `<unk>` among them, are left out."""
-        pieces = [self._by_id[index] for index in ids if index in self._by_id and index not in self._hidden]
-        text: str = self._target.decode_pieces(pieces)
-        return text.replace("\u2581", " ").strip()  # SentencePiece's sign for a space
-
-    def _lookup(self, pieces: sentencepiece.SentencePieceProcessor, text: str) -> list[int]:
-        found: list[str] = []
-        for part in self._special_pieces.split(text):
-            if self._special_pieces.fullmatch(part):
-                found.append(part)
-            else:
-                *language, rest = _LANGUAGE.split(part)[-2:]
-                found += [*language, *pieces.encode(rest, out_type=str)]
-        return [self._ids.get(piece, self.unknown) for piece in found]
+    name = _class_name(folder)
+    if name == "MarianTokenizer":
+        check_language(source_language, (), "source_language", folder)
+        check_language(target_language, (), "target_language", folder)
+        return MarianTokenizer(folder)
+    if name == "M2M100Tokenizer":
+        return M2M100Tokenizer(folder, source_language, target_language)
+    if name in FAMILIES:
+        return FairseqTokenizer(folder, FAMILIES[name], source_language, target_language)
+    known = ", ".join(["MarianTokenizer", "M2M100Tokenizer", *FAMILIES])
+    raise TokenizerError(f"{folder / SETTINGS}: tokenizer_class is {name!r}, expected one of {known}")
 
 
-def _pieces(path: Path) -> sentencepiece.SentencePieceProcessor:
-    if not path.is_file():
-        raise TokenizerError(f"{path} is missing: a tokenizer needs {', '.join(TOKENIZER_FILES[:3])}")
-    try:
-        return sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except (RuntimeError, OSError) as error:
-        raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from None
+def tokenizer_files(folder: Path) -> list[str]:
+    """Names of the files in `folder` that belong to its tokenizer."""
+    return [name for name in (*TOKENIZER_FILES, *_OTHER_FILES) if (folder / name).is_file()]
 
 
-def _vocabulary(path: Path) -> dict[str, int]:
-    if not path.is_file():
-        raise TokenizerError(f"{path} is missing: a tokenizer needs {', '.join(TOKENIZER_FILES[:3])}")
-    try:
-        ids = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except (msgspec.DecodeError, OSError) as error:
-        raise TokenizerError(f"{path} is not a vocabulary, an object of pieces and ids: {error}") from None
-    missing = [piece for piece in ("<pad>", "</s>", "<unk>") if piece not in ids]
-    if missing:
-        raise TokenizerError(f"{path} has no {' and no '.join(missing)}")
-    if len(set(ids.values())) < len(ids) or min(ids.values()) < 0:
-        raise TokenizerError(f"{path} is damaged: expected a different id from 0 on for each of its {len(ids)} pieces")
-    return ids
+def _class_name(folder: Path) -> str:
+    name = read_settings(folder).fields.tokenizer_class
+    if name is None and not (folder / SOURCE_PIECES).exists() and (folder / _CONFIG).exists():
+        model = read_json(folder / _CONFIG, _ModelSettings, "the settings of a model")
+        name = model.tokenizer_class or _MODEL_TYPES.get(model.model_type or "")
+    if name is None and not (folder / SOURCE_PIECES).exists() and (folder / MODEL).exists():
+        if (folder / VOCABULARY).exists():
+            return "M2M100Tokenizer"
+        raise TokenizerError(f"{folder / SETTINGS} has no tokenizer_class, expected one of {', '.join(FAMILIES)}")
+    return re.sub(r"Fast\Z", "", name or "MarianTokenizer")

@@ -4,15 +4,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import msgspec
+
 from .bundle import Bundle
 from .contract import contract_problems, graph_specs
 from .errors import BundleError, GenerationError, InputTooLongError, TokenizerError
-from .generation import GenerationConfig, Hypothesis, generate
+from .generation import Hypothesis, generate
+from .generation_config import GenerationConfig, named_ids
 from .session import OrtBackend, Provider
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, open_tokenizer
 
 BATCH_TOKENS = 4096
-"""Source tokens in a batch, padding and beams counted in; the default."""
+"""Source tokens in a batch, padding and beams or samples counted in; the default."""
 
 
 class Translation(NamedTuple):
@@ -22,7 +25,7 @@ class Translation(NamedTuple):
     score: float
     """Log-probability of the output divided by `count ** length_penalty`."""
     alternatives: list["Translation"]
-    """The other `num_return_sequences - 1` outputs, the best first."""
+    """The other `num_return_sequences - 1` outputs, the best first, or as they were drawn."""
 
 
 class Translator:
@@ -36,6 +39,9 @@ class Translator:
         self._passport = bundle.passport
         self._backend = backend
         self._tokenizer = tokenizer
+        self._special = self._passport.special
+        if tokenizer.target_language and tokenizer.forced_bos is None:  # outputs start with the language itself
+            self._special = self._special._replace(start=tokenizer.special.start)
 
     @classmethod
     def open(
@@ -45,6 +51,8 @@ class Translator:
         threads: int | None = None,
         *,
         allow_fallback: bool = False,
+        source_language: str | None = None,
+        target_language: str | None = None,
     ) -> Self:
         """Open the bundle at `path`.
 
@@ -53,18 +61,27 @@ class Translator:
             provider: Where to run, "cpu" or "cuda".
             threads: Threads to compute with; None for the CPUs that this process may use.
             allow_fallback: Take the CPU where `provider` cannot be had, instead of refusing.
+            source_language: What the texts are written in, in the codes of the model's tokenizer; None for the
+                bundle's own choice. Only for multilingual bundles.
+            target_language: What to translate into, likewise.
 
         Raises:
             BundleError: the folder is no bundle, a file does not match the passport, or a graph not the contract.
             ProviderError: `provider` would not really be used.
-            TokenizerError: the tokenizer's files are damaged.
+            TokenizerError: the tokenizer's files are damaged, or a language is unknown or missing.
         """
         bundle = Bundle(Path(path))
         backend = OrtBackend(bundle, provider=provider, threads=threads, allow_fallback=allow_fallback)
         problems = contract_problems(graph_specs(bundle.passport.dims), backend.found_specs())
         if problems:
             raise BundleError(f"the graphs of {path} are not what its passport says: {'; '.join(problems)}")
-        return cls(bundle, backend, Tokenizer(bundle.folder))
+        tokenizer = open_tokenizer(bundle.folder, source_language, target_language)
+        if tokenizer.languages and not tokenizer.target_language and not _has_target(bundle, tokenizer):
+            raise TokenizerError(
+                f"{path} does not say what to translate into: choose a target_language, one of "
+                f"{', '.join(tokenizer.languages[:8])}, ... ({len(tokenizer.languages)} in all)"
+            )
+        return cls(bundle, backend, tokenizer)
 
     @property
     def provider(self) -> Provider:
@@ -101,7 +118,8 @@ class Translator:
         Raises:
             InputTooLongError: a text has more tokens than the model has positions; nothing is translated.
             TokenizerError: a text is not valid Unicode.
-            GenerationError: `config` does not fit the model.
+            GenerationError: `config` does not fit the model, or forbids every token; or `batch_tokens` is no number
+                above 0.
         """
         if isinstance(texts, str):
             raise TypeError("texts is one str, expected a list of them")
@@ -140,10 +158,13 @@ class Translator:
 
         Raises:
             InputTooLongError: an input has more ids than the model has positions.
-            GenerationError: an input is empty or holds an unknown id, or `config` does not fit the model.
+            GenerationError: an input is empty or holds an unknown id, `config` does not fit the model, or forbids every
+                token; or `batch_tokens` is no number above 0.
         """
-        config = config or self.defaults
-        _check_vocabulary(config.decoder_input_ids, self._passport.dims.vocab_size, "decoder_input_ids", "target")
+        config = self._towards_target(config or self.defaults)
+        _check_batch_tokens(batch_tokens)
+        for name, tokens in named_ids(config):
+            _check_vocabulary(tokens, self._passport.dims.vocab_size, name, "target")
         if config.num_beams > self._passport.dims.vocab_size:
             raise GenerationError(
                 f"num_beams is {config.num_beams}, the model has {self._passport.dims.vocab_size} tokens to begin with"
@@ -151,13 +172,20 @@ class Translator:
         for place, row in enumerate(ids):
             self._check_ids(row, place)
         results: list[list[Hypothesis]] = [[] for _ in ids]
-        for chosen in token_batches([len(row) for row in ids], batch_tokens // config.num_beams):
+        for chosen in token_batches(
+            [len(row) for row in ids], batch_tokens // max(config.num_beams, config.num_return_sequences)
+        ):
             batch = [ids[index] for index in chosen]
-            dims, special = self._passport.dims, self._passport.special
-            found = generate(self._backend, batch, config, special, dims.max_positions)
+            found = generate(self._backend, batch, config, self._special, self._passport.dims.max_positions)
             for index, hypotheses in zip(chosen, found, strict=True):
                 results[index] = hypotheses
         return results
+
+    def _towards_target(self, config: GenerationConfig) -> GenerationConfig:
+        """`config` with the target language as forced beginning, unless it has a beginning of its own."""
+        if self._tokenizer.forced_bos is None or config.decoder_input_ids:
+            return config
+        return msgspec.structs.replace(config, decoder_input_ids=(self._tokenizer.forced_bos,))
 
     def _check_ids(self, row: Sequence[int], place: int) -> None:
         if not row:
@@ -169,6 +197,18 @@ class Translator:
         limit = self._passport.dims.max_positions
         if len(ids) > limit:
             raise InputTooLongError(f"the input has {len(ids)} tokens, the model has {limit} positions: split it")
+
+
+def _has_target(bundle: Bundle, tokenizer: Tokenizer) -> bool:
+    """Whether the bundle begins its outputs with a language of its own choice."""
+    passport = bundle.passport
+    beginning = [tokenizer.piece(index) for index in (passport.special.start, *passport.generation.decoder_input_ids)]
+    return any(piece.strip("_") in tokenizer.languages for piece in beginning)
+
+
+def _check_batch_tokens(given: object) -> None:
+    if not isinstance(given, int) or given < 1:
+        raise GenerationError(f"batch_tokens is {given!r}, expected an int of at least 1")
 
 
 def _check_vocabulary(ids: Sequence[int], size: int, what: str, side: str) -> None:

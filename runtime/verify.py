@@ -17,7 +17,7 @@ from .parity.candidate import Candidate
 from .parity.ladder import as_setting, with_settings
 from .parity.report import CaseResult, SettingResult, rung_result
 from .session import OPTIMIZATIONS, Optimization, OrtBackend, Provider, available_cpus
-from .tokenizer import Tokenizer
+from .tokenizer import open_tokenizer
 
 RuntimeName = Literal["ort-cpu", "ort-cuda", "openvino", "reference"]
 """ONNX Runtime on either provider, OpenVINO, and the evaluator of the `onnx` package."""
@@ -123,7 +123,7 @@ def sit_bundle(
 def _sit(
     bundle: Bundle, backend: Backend[Any], exam: Exam, setting: str, thresholds: Mapping[str, float] | None
 ) -> Report:
-    candidate = Candidate(backend, bundle.passport, Tokenizer(bundle.folder), setting)
+    candidate = Candidate(backend, bundle.passport, open_tokenizer(bundle.folder), setting)
     # The structure is that of the files: other runtimes forget the names of axes.
     graphs = backend if isinstance(backend, OrtBackend) else OrtBackend(bundle, threads=1, optimization="none")
     return sit(exam, candidate, graph_specs(bundle.passport.dims), graphs.found_specs(), thresholds)

@@ -15,6 +15,7 @@ from runtime.translator import Translator
 
 if TYPE_CHECKING:
     from exporters_support import Export
+    from rivals_support import Rivals
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +50,37 @@ def exam(tiny_bundle: Bundle) -> Exam:
 @pytest.fixture(scope="session")
 def translator() -> Translator:
     return Translator.open(TINY, threads=1)
+
+
+CONCLUSIONS = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def conclude(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Takes a line that is printed when all tests have run: what was compared, how many differences were explained."""
+    return pytestconfig.stash.setdefault(CONCLUSIONS, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what the tests concluded."""
+    for line in config.stash.get(CONCLUSIONS, []):
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def made_rivals(tmp_path_factory: pytest.TempPathFactory) -> "Rivals":
+    from rivals_support import make_rivals
+
+    return make_rivals(tmp_path_factory.mktemp("rivals"))
+
+
+@pytest.fixture(scope="module")
+def rivals(made_rivals: "Rivals") -> "Iterator[Rivals]":
+    """The same weights in transformers and in a bundle."""
+    from rivals_support import one_quiet_thread
+
+    with one_quiet_thread():
+        yield made_rivals
 
 
 @pytest.fixture(scope="session")

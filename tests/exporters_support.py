@@ -12,8 +12,9 @@ import torch
 from runtime_support import TINY, VOCABULARY
 from torch import nn
 
-from exporters.export import SENTENCES, export_bundle
+from exporters.export import export_bundle
 from exporters.golden import Examiner
+from exporters.source import SENTENCES
 from models.checkpoint import save_checkpoint
 from models.config import ModelConfig
 from models.transformer import Transformer
@@ -21,7 +22,7 @@ from runtime.backend import Array
 from runtime.bundle import Bundle
 from runtime.contract import GRAPH_FILES, SELECT, VERBS
 from runtime.parity import Report
-from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
+from runtime.tokenizer import TOKENIZER_FILES, open_tokenizer
 
 POSITIONS = 20
 SMALL: dict[str, Any] = {
@@ -61,6 +62,8 @@ VARIANTS = {
             vocab_size=61,
             source_vocab_size=50,
             norm="post",
+            final_norm=True,
+            embedding_norm=True,
             positions="learned",
             activation_function="gelu",
             share_embeddings=False,
@@ -138,7 +141,7 @@ def write_checkpoint(model: Transformer, folder: Path) -> Path:
 
 def examiner(model: Transformer, seed: int) -> Examiner:
     """Writes exams about `model`, with the tokenizer of the bundle in tests/data."""
-    return Examiner(model, seed, Tokenizer(TINY))
+    return Examiner(model, seed, open_tokenizer(TINY))
 
 
 def make_export(name: str, folder: Path) -> Export:

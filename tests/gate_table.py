@@ -21,7 +21,7 @@ from runtime.exam import load_exam
 from runtime.parity import sit
 from runtime.parity.candidate import Candidate
 from runtime.parity.gate import PRECISIONS, THRESHOLDS, UNKNOWN, Threshold
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 
 Rounding = Callable[[Tensor], Tensor]
 Damage = Callable[[Transformer], object]
@@ -73,7 +73,7 @@ def row(name: str, precision: str, rounding: Rounding, damage: Damage | None, bu
         if damage is not None:
             damage(model)
     passport = msgspec.structs.replace(bundle.passport, precision=precision)
-    candidate = Candidate(TorchBackend(model), passport, Tokenizer(bundle.folder), name)
+    candidate = Candidate(TorchBackend(model), passport, open_tokenizer(bundle.folder), name)
     specs = graph_specs(bundle.passport.dims)
     found = sit(load_exam(bundle.path(EXAM_ROLE)), candidate, specs, specs).figures
     verdict = "pass" if all(figure.passed for figure in found) else "FAIL"

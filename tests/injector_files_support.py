@@ -18,7 +18,7 @@ from runtime.backend import Array
 from runtime.bundle import COMPANIONS, PASSPORT, WEIGHTS, Bundle, record_files
 from runtime.contract import GRAPH_FILES, VERBS
 from runtime.exam import CacheCheck, Exam, load_exam, save_exam
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 
 Edit = Callable[[Path], None]
 GOLDEN = "golden"
@@ -212,5 +212,5 @@ def exam_of_another(**changes: int) -> Exam:
     bundle = Bundle(TINY)
     config = msgspec.convert(bundle.passport.model | changes, ModelConfig)
     sentences = {case.text: case.source_ids for case in load_exam(TINY / GOLDEN).tokens[:4]}
-    examiner = Examiner(random_model(config, 1), 1, Tokenizer(TINY))
+    examiner = Examiner(random_model(config, 1), 1, open_tokenizer(TINY))
     return examiner.write(recorded_sizes(config.max_positions), sentences)

@@ -29,6 +29,9 @@ WALK_THROUGH = msgspec.structs.replace(TINY, vocab_size=100)
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "pre-norm": {"norm": "pre"},
+    "pre-norm without a final norm": {"norm": "pre", "final_norm": False},
+    "post-norm with a final norm": {"final_norm": True},
+    "norm of embeddings, as BART": {"embedding_norm": True, "positions": "learned", "activation_function": "gelu"},
     "gelu": {"activation_function": "gelu"},
     "learned positions": {"positions": "learned"},
     "as Marian": {"activation_function": "silu", "positions": "sinusoidal-halves", "output_bias": True},

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from runtime_support import TINY
 
-from exporters.export import SENTENCES, export_bundle
+from exporters.export import export_bundle
 from exporters.restore import restore_model
+from exporters.source import SENTENCES
 from models.checkpoint import save_checkpoint
 from runtime.bundle import Bundle
 from runtime.exam import load_exam

@@ -13,7 +13,7 @@ from runtime.exam import Exam
 from runtime.parity import Report, sit
 from runtime.parity.candidate import Candidate
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 
 TINY = Path(__file__).parent / "data" / "tiny"
 """A model of 31 thousand weights that reverses letters: "a b c d e" to "e d c b a"."""
@@ -79,7 +79,7 @@ class Delegate:
 def judge(bundle: Bundle, exam: Exam, backend: Any) -> Report:
     """What the ladder says about `backend`, which runs `bundle`."""
     specs = graph_specs(bundle.passport.dims)
-    return sit(exam, Candidate(backend, bundle.passport, Tokenizer(bundle.folder), "as tested"), specs, specs)
+    return sit(exam, Candidate(backend, bundle.passport, open_tokenizer(bundle.folder), "as tested"), specs, specs)
 
 
 def failed(report: Report) -> list[int]:

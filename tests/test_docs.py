@@ -87,3 +87,30 @@ def test_every_setting_is_described() -> None:
 def test_click_is_what_parses() -> None:
     with pytest.raises(click.UsageError):
         main.commands["run"].make_context("run", ["--no-such-option"])
+
+
+def test_every_family_that_can_be_imported_is_described() -> None:
+    pytest.importorskip("torch", reason="the importers read tensors")
+    from models.importers import IMPORTERS, TORCH
+    from models.importers.hugging_face import ACTIVATIONS, FIXED
+
+    page = (ROOT / "docs/bring-your-own.md").read_text("utf-8")
+    assert not [kind for kind in IMPORTERS if kind != TORCH and f"`{kind}`" not in page]
+    assert not [name for name in ACTIVATIONS if f"`{name}`" not in page]
+    assert not [name for name in FIXED if name != "is_encoder_decoder" and f"`{name}`" not in page]
+
+
+def test_the_description_in_the_docs_is_complete_and_good(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the importers read tensors")
+    from models.errors import ModelImportError
+    from models.importers import import_model
+    from models.importers.torch_transformer import DESCRIPTION, FIELDS, NAMES
+
+    page = (ROOT / "docs/bring-your-own.md").read_text("utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"^(?:# )?(\w+) =", example, re.MULTILINE)) == (FIELDS | NAMES) - {"names"}
+    # With every line that is commented out it is good too.
+    for text in (example, re.sub(r"^# (\w+ =)", r"\1", example, flags=re.MULTILINE)):
+        (tmp_path / DESCRIPTION).write_text(text, "utf-8")
+        with pytest.raises(ModelImportError, match=r"model\.pt is missing"):
+            import_model(tmp_path)

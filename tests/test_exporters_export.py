@@ -11,9 +11,10 @@ from runtime_support import TINY
 
 from exporters import export as module
 from exporters.errors import ExportError
-from exporters.export import SENTENCES, export_bundle, fresh_exam
+from exporters.export import export_bundle, fresh_exam
 from exporters.golden import special_ids
 from exporters.graphs import dims_of
+from exporters.source import SENTENCES
 from models.errors import ModelError
 from runtime.bundle import PASSPORT, Bundle
 from runtime.errors import TokenizerError

@@ -22,7 +22,7 @@ from runtime.generation import GenerationConfig, generate
 from runtime.parity.candidate import rollout
 from runtime.parity.tolerance import CACHE_TOLERANCE
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 from runtime.verbs import call
 
 Exports = Callable[[str], Export]
@@ -143,7 +143,7 @@ def test_the_most_probable_tokens_stand_beside_each_output(model: Transformer, w
 
 
 def test_sentences_are_kept_as_text_and_as_ids(written: Exam) -> None:
-    tokenizer = Tokenizer(TINY)
+    tokenizer = open_tokenizer(TINY)
     assert [case.text for case in written.tokens] == ["one", "one", "two", "two"]
     assert [case.label for case in written.tokens[:2]] == ["one, 1 beam", "one, 4 beams"]
     assert [case.config.num_beams for case in written.tokens] == [1, 4, 1, 4]

@@ -24,7 +24,7 @@ from runtime.exam import Exam
 from runtime.parity.candidate import Candidate
 from runtime.parity.graphs import graph_rung
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 from runtime.verify import sit_bundle
 from toolkit.cli import main
 
@@ -75,7 +75,7 @@ def nudges(count: int, seed: int) -> list[Nudge]:
 def judged(folder: Path, exam: Exam) -> list[str]:
     """What the rung of graphs says about the bundle in `folder`."""
     bundle = Bundle(folder)
-    candidate = Candidate(OrtBackend(bundle, threads=1), bundle.passport, Tokenizer(folder), "as tested")
+    candidate = Candidate(OrtBackend(bundle, threads=1), bundle.passport, open_tokenizer(folder), "as tested")
     return graph_rung(exam.graphs, candidate, graph_specs(bundle.passport.dims))[0].problems
 
 

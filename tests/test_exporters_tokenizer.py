@@ -9,39 +9,10 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nasty_text import NASTY
 from tokenizer_support import SENTENCES, write_opus, write_own
 
-from runtime.tokenizer import Tokenizer
-
-NASTY = {
-    "empty": "",
-    "blank": "   ",
-    "spaces around": "   the cat   ",
-    "tabs and lines": "the\tcat\nsat\r\non\x0bthe\x0cmat",
-    "emoji": "the 👍🏽 cat 👨‍👩‍👧‍👦 🇫🇷",
-    "combining marks": "o\u0300u\u0308 schla\u0308ft c\u0327\u0301",
-    "right to left": "שלום the عربي \u202eback\u202c cat",
-    "full width": "ＴＨＥ　ｃａｔ，１２３！",
-    "compatibility": "ﬁ Ⅳ ½ ㍿ ①",
-    "zero width": "the\u200bcat\u200cdog\u200dcow\ufeff\u2060",
-    "no-break and ideographic spaces": "the\u00a0cat\u3000dog\u2009door",
-    "control characters": "the\x00cat\x07dog\x1f",
-    "astral": "𠀀𝒜𐍈",
-    "never seen": "ж猪Ω",
-    "sign of a space": "▁the ▁ cat▁",
-    "long line": "The cat sat on the mat. " * 200,
-    "long word": "a" * 2000,
-    "written specials": "a </s> b<unk>c<pad> <s>d</s></s>",
-    "language": ">>fra<< the cat",
-    "unknown language": ">>xxx<<the cat",
-    "late language": "the >>fra<< cat",
-    "two languages": ">>fra<<>>zho_Hans<< cat",
-    "language after special": "</s>>>fra<< the cat",
-    "language over lines": ">>a\nb<< the",
-    "no language": ">><< the",
-    "open language": ">>fra the cat",
-    "closed language": "<<fra>>",
-}
+from runtime.tokenizer import Tokenizer, open_tokenizer
 
 
 class Rivals(NamedTuple):
@@ -59,7 +30,7 @@ def rivals(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with warnings.catch_warnings():
         # That package would clean up punctuation in a method that no encoding calls.
         warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
-        return Rivals(Tokenizer(folder), transformers.MarianTokenizer.from_pretrained(folder))
+        return Rivals(open_tokenizer(folder), transformers.MarianTokenizer.from_pretrained(folder))
 
 
 def assert_same_both_ways(rivals: Rivals, text: str) -> None:

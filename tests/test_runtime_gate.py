@@ -20,7 +20,7 @@ from runtime.parity.candidate import Candidate
 from runtime.parity.gate import PRECISIONS, THRESHOLDS, UNKNOWN, chrf, figures, kl_divergence, loops, thresholds
 from runtime.parity.report import Figure
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 from runtime.verify import sit_bundle
 
 LOWER = [precision for precision in PRECISIONS if precision != "fp32"]
@@ -32,7 +32,7 @@ BLOCK = 512
 
 def lower(bundle: Bundle, backend: Any, precision: str = "int8", kind: type[Candidate] = Candidate) -> Candidate:
     passport = msgspec.structs.replace(bundle.passport, precision=precision)
-    return kind(backend, passport, Tokenizer(bundle.folder), "as tested")
+    return kind(backend, passport, open_tokenizer(bundle.folder), "as tested")
 
 
 def by_name(found: Sequence[Figure]) -> dict[str, float]:

@@ -21,14 +21,14 @@ from runtime.parity.candidate import Candidate
 from runtime.parity.invariance import COMPANIES, PADDED_ROW, SENTENCES, companies, invariance_labels, invariance_rung
 from runtime.parity.report import RungResult
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 
 TOLERANCE = 5e-5
 SEARCHES = ("1 beam", "4 beams")
 
 
 def candidate(backend: Any, kind: type[Candidate] = Candidate) -> Candidate:
-    return kind(backend, Bundle(TINY).passport, Tokenizer(TINY), "as tested")
+    return kind(backend, Bundle(TINY).passport, open_tokenizer(TINY), "as tested")
 
 
 def wrong(rung: RungResult) -> dict[str, list[str]]:
@@ -313,7 +313,7 @@ def test_a_lower_precision_may_move_its_logits_by_the_limit_and_no_more(tiny_bac
 def test_the_ladder_takes_the_limit_of_the_precision(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:
     specs = graph_specs(tiny_bundle.passport.dims)
     passport = msgspec.structs.replace(tiny_bundle.passport, precision="int8")
-    lower = Candidate(Slow(tiny_backend), passport, Tokenizer(TINY), "as tested")
+    lower = Candidate(Slow(tiny_backend), passport, open_tokenizer(TINY), "as tested")
     report = sit(exam, lower, specs, specs)
     assert failed(report) == []
     assert failed(sit(exam, lower, specs, specs, {"invariance": report.invariance / 2})) == [INVARIANCE, DEPLOYMENT]

@@ -31,7 +31,7 @@ from runtime.parity.ladder import case_labels
 from runtime.parity.report import TensorResult
 from runtime.parity.tolerance import CACHE_TOLERANCE, FACTOR, Earned, largest, largest_error, worst
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 from runtime.verify import sit_bundle
 
 
@@ -122,7 +122,7 @@ class Untouched:
 def untouched(bundle: Bundle, special: SpecialIds | None = None) -> Candidate:
     backend: Any = Untouched()
     passport = msgspec.structs.replace(bundle.passport, special=special or bundle.passport.special)
-    return Candidate(backend, passport, Tokenizer(bundle.folder), "as tested")
+    return Candidate(backend, passport, open_tokenizer(bundle.folder), "as tested")
 
 
 def test_a_graph_that_is_not_the_contract_s_gets_no_further_than_the_first_rung(
@@ -326,7 +326,7 @@ def test_too_few_logits_are_infinitely_far(tiny_backend: OrtBackend, exam: Exam,
 
 def as_int8(bundle: Bundle, backend: Any) -> Candidate:
     passport = msgspec.structs.replace(bundle.passport, precision="int8")
-    return Candidate(backend, passport, Tokenizer(bundle.folder), "as tested")
+    return Candidate(backend, passport, open_tokenizer(bundle.folder), "as tested")
 
 
 class Coarse(LogitsChanged):

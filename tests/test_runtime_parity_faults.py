@@ -18,7 +18,7 @@ from runtime.parity.candidate import Candidate
 from runtime.parity.chain import rollout_rung
 from runtime.parity.graphs import graph_results, graph_rung
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 
 OUTPUTS = ["encoder_key", "encoder_value", "decoder_key", "decoder_value"]
 
@@ -297,7 +297,7 @@ def test_too_few_logits_are_a_verdict_on_every_rung_and_no_accident(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, precision: str
 ) -> None:
     passport = msgspec.structs.replace(tiny_bundle.passport, precision=precision)
-    candidate = Candidate(TooFewLogits(tiny_backend), passport, Tokenizer(tiny_bundle.folder), "as tested")
+    candidate = Candidate(TooFewLogits(tiny_backend), passport, open_tokenizer(tiny_bundle.folder), "as tested")
     specs = graph_specs(passport.dims)
     report = sit(exam, candidate, specs, specs)
     assert failed(report) == [GRAPH, ROLLOUT, TOKENS, DEPLOYMENT]
@@ -364,7 +364,7 @@ def test_an_error_of_pytorch_that_is_no_number_earns_nothing(
     below = [GRAPH, ROLLOUT, TOKENS, INVARIANCE, DEPLOYMENT]
     # An infinite one is not even that of float32, which is found before anything runs.
     assert failed(judge(tiny_bundle, changed, tiny_backend)) == ([STRUCTURE, *below] if own_error > 1 else below)
-    candidate = Candidate(tiny_backend, tiny_bundle.passport, Tokenizer(tiny_bundle.folder), "as tested")
+    candidate = Candidate(tiny_backend, tiny_bundle.passport, open_tokenizer(tiny_bundle.folder), "as tested")
     rung, tensors = graph_rung(graphs, candidate, graph_specs(tiny_bundle.passport.dims))
     assert not rung.passed
     assert not any(result.passed for result in tensors)

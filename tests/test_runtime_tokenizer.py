@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizer_support import LANGUAGES, SENTENCES, write_json, write_opus, write_own
 
 from runtime.errors import TokenizerError
-from runtime.tokenizer import SOURCE_PIECES, TARGET_PIECES, VOCABULARY, Tokenizer
+from runtime.tokenizer import SOURCE_PIECES, TARGET_PIECES, VOCABULARY, Tokenizer, open_tokenizer
 
 deterministic = settings(deadline=None, derandomize=True)
 
@@ -23,14 +23,14 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(own_folder: Path) -> Tokenizer:
-    return Tokenizer(own_folder)
+    return open_tokenizer(own_folder)
 
 
 @pytest.fixture(scope="module")
 def opus(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("opus")
     write_opus(folder)
-    return Tokenizer(folder)
+    return open_tokenizer(folder)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_piece_that_the_vocabulary_lacks_is_unknown(folder: Path) -> None:
     vocabulary = json.loads((folder / VOCABULARY).read_text("utf-8"))
     del vocabulary["爱"]
     write_json(folder / VOCABULARY, vocabulary)
-    tokenizer = Tokenizer(folder)
+    tokenizer = open_tokenizer(folder)
     assert tokenizer.encode("爱").count(tokenizer.unknown) == 1
     assert tokenizer.size == max(vocabulary.values()) + 1
 
@@ -162,7 +162,7 @@ def test_a_special_piece_written_out_is_its_id(own: Tokenizer, piece: str) -> No
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(TokenizerError) as caught:
-        Tokenizer(folder)
+        open_tokenizer(folder)
     assert str(caught.value) == f"{folder / name} is missing: a tokenizer needs source.spm, target.spm, vocab.json"
 
 
@@ -171,7 +171,7 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 def test_a_damaged_model_is_named_in_one_line(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(TokenizerError) as caught:
-        Tokenizer(folder)
+        open_tokenizer(folder)
     assert str(caught.value).startswith(f"{folder / name} is not a SentencePiece model: ")
     assert "\n" not in str(caught.value)
 
@@ -180,7 +180,7 @@ def test_a_damaged_model_is_named_in_one_line(folder: Path, name: str, content: 
 def test_a_truncated_model_is_an_error(folder: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes()[:-7])
     with pytest.raises(TokenizerError, match=name):
-        Tokenizer(folder)
+        open_tokenizer(folder)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_truncated_model_is_an_error(folder: Path, name: str) -> None:
 def test_a_damaged_vocabulary_is_named_in_one_line(folder: Path, content: bytes, message: str) -> None:
     (folder / VOCABULARY).write_bytes(content)
     with pytest.raises(TokenizerError) as caught:
-        Tokenizer(folder)
+        open_tokenizer(folder)
     assert str(caught.value).startswith(f"{folder / VOCABULARY} ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -19,7 +19,7 @@ from runtime.generation import GenerationConfig, Hypothesis
 from runtime.parity.candidate import Candidate
 from runtime.parity.tokens import SHOWN, first_difference, token_rung
 from runtime.session import OrtBackend
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 
 PLACE = 2
 """Where the answers are changed."""
@@ -81,7 +81,7 @@ def test_other_ids_between_which_rounding_decides_are_a_tie(
 
 def with_its_texts(exam: Exam, bundle: Bundle) -> Exam:
     """`exam` with the translations that its ids have."""
-    tokenizer = Tokenizer(bundle.folder)
+    tokenizer = open_tokenizer(bundle.folder)
     tokens = [msgspec.structs.replace(case, translation=tokenizer.decode(case.ids)) for case in exam.tokens]
     return msgspec.structs.replace(exam, tokens=tokens)
 
@@ -178,7 +178,7 @@ def test_a_difference_shows_the_sentence_both_texts_and_both_top_fives(
     changed = with_its_texts(with_other_ids(exam, 1, 0.5, lambda score: score), tiny_bundle)
     (difference,) = judge(tiny_bundle, changed, tiny_backend).differences
     case, changed_case = exam.tokens[0], changed.tokens[0]
-    tokenizer = Tokenizer(tiny_bundle.folder)
+    tokenizer = open_tokenizer(tiny_bundle.folder)
     assert difference.text == case.text == "l q j l c h t m"
     assert (difference.found, difference.expected) == (case.ids, changed_case.ids)
     assert difference.found_text == "m t h c l j q l"
@@ -197,7 +197,7 @@ def test_the_runtime_s_top_five_are_its_own_after_the_same_tokens(
     """Where the runtime is as good as the reference, both see the same."""
     changed = with_other_ids(exam, 1, 0.5, lambda score: score)
     (difference,) = judge(tiny_bundle, changed, tiny_backend).differences
-    case, tokenizer = exam.tokens[0], Tokenizer(tiny_bundle.folder)
+    case, tokenizer = exam.tokens[0], open_tokenizer(tiny_bundle.folder)
     expected = [tokenizer.piece(int(index)) for index in case.top_ids[PLACE, :SHOWN]]
     assert [piece for piece, _ in difference.runtime_top] == expected
     np.testing.assert_allclose(
@@ -235,7 +235,7 @@ def answering(
     for case in cases:
         ANSWERS[tuple(case.source_ids), case.config.num_beams] = change(Hypothesis(case.ids, case.score))
     passport = msgspec.structs.replace(bundle.passport, precision=precision)
-    return Oracle(backend, passport, Tokenizer(bundle.folder), "as tested")
+    return Oracle(backend, passport, open_tokenizer(bundle.folder), "as tested")
 
 
 @pytest.mark.parametrize("ids", ["the same ids", "other ids"])
@@ -284,7 +284,7 @@ def test_a_search_that_gives_up_fails_with_its_reason_whatever_the_precision(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam, precision: str
 ) -> None:
     passport = msgspec.structs.replace(tiny_bundle.passport, precision=precision)
-    candidate = Candidate(GivesUpWithBeams(tiny_backend), passport, Tokenizer(TINY), "as tested")
+    candidate = Candidate(GivesUpWithBeams(tiny_backend), passport, open_tokenizer(TINY), "as tested")
     rung, differences = token_rung(exam.tokens, candidate, 1e-5, 1e-4, [])
     labels = [case.label for case in rung.cases if not case.passed]
     assert labels == [case.label for case in exam.tokens if case.config.num_beams == 4]
@@ -302,7 +302,7 @@ def test_a_search_that_gives_up_where_the_reference_hesitated_is_no_tie(
 
     case = exam.tokens[0]
     hesitant = msgspec.structs.replace(case, top_log_probs=np.full_like(case.top_log_probs, -3))
-    candidate = Candidate(GivesUp(tiny_backend), tiny_bundle.passport, Tokenizer(TINY), "as tested")
+    candidate = Candidate(GivesUp(tiny_backend), tiny_bundle.passport, open_tokenizer(TINY), "as tested")
     rung, differences = token_rung([hesitant], candidate, 1e-5, 1e-4, [])
     assert not rung.passed
     assert rung.problems[0] == f"{case.label}: gave up in prefill: Reshape"
@@ -319,7 +319,7 @@ def test_a_bundle_with_another_tokenizer_than_the_exam_s_fails(
     vocabulary = json.loads((tiny / "vocab.json").read_text("utf-8"))
     vocabulary["\u2581l"], vocabulary["\u2581q"] = vocabulary["\u2581q"], vocabulary["\u2581l"]
     (tiny / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
-    candidate = Candidate(tiny_backend, Bundle(TINY).passport, Tokenizer(tiny), "as tested")
+    candidate = Candidate(tiny_backend, Bundle(TINY).passport, open_tokenizer(tiny), "as tested")
     rung, differences = token_rung(exam.tokens, candidate, 1e-5, 1e-4, [])
     assert not rung.passed
     assert differences == []
@@ -351,7 +351,7 @@ def test_source_ids_and_texts_are_compared_each_for_itself(
 ) -> None:
     changed = msgspec.structs.replace(exam.tokens[0], **changes)
     passport = msgspec.structs.replace(tiny_bundle.passport, precision=precision)
-    candidate = Candidate(tiny_backend, passport, Tokenizer(TINY), "as tested")
+    candidate = Candidate(tiny_backend, passport, open_tokenizer(TINY), "as tested")
     rung, _ = token_rung([changed, *exam.tokens[1:]], candidate, 1e-5, 1e-4, [])
     assert rung.problems == [expected]
 

@@ -99,6 +99,38 @@ def test_every_output_begins_with_the_forced_prefix(translator: Translator, conf
         assert all(tuple(found.ids[:3]) == prefix for found in hypotheses)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("bad_words_ids", ((4,), (5, VOCABULARY))),
+        ("suppress_tokens", (4, VOCABULARY)),
+        ("forced_bos_token_id", VOCABULARY),
+        ("forced_eos_token_id", VOCABULARY),
+    ],
+)
+def test_an_option_with_an_id_outside_the_vocabulary_is_an_error(
+    translator: Translator, option: str, value: Any
+) -> None:
+    with pytest.raises(GenerationError, match=f"{option} holds the id {VOCABULARY}, the target vocabulary has 0 .. "):
+        translator.generate([[4, EOS]], GenerationConfig(**{option: value}))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, "10", None])
+def test_a_batch_of_no_tokens_is_an_error(translator: Translator, wrong: Any) -> None:
+    with pytest.raises(GenerationError, match=f"batch_tokens is {wrong!r}, expected an int of at least 1"):
+        translator.translate(["a b"], batch_tokens=wrong)
+
+
+def test_samples_are_the_same_in_every_batch(translator: Translator) -> None:
+    sources = random_sources(16, seed=3)
+    config = GenerationConfig(do_sample=True, temperature=2.0, num_return_sequences=4, seed=5)
+    expected = translator.generate(sources, config)
+    assert sum(len({tuple(sampled.ids) for sampled in found}) > 1 for found in expected) > 8
+    for batch_tokens in (1, 100):
+        found = translator.generate(sources, config, batch_tokens=batch_tokens)
+        assert all(same(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("wrong", [VOCABULARY, -1])
 def test_a_forced_prefix_outside_the_vocabulary_is_an_error(translator: Translator, wrong: int) -> None:
     with pytest.raises(GenerationError, match=f"decoder_input_ids holds the id {wrong}, the target vocabulary"):
@@ -162,9 +194,17 @@ def test_batches_of_any_budget_give_the_same_ids(translator: Translator) -> None
         assert all(same(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_a_batch_stays_within_its_tokens_beams_counted(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch, beams: int
+@pytest.mark.parametrize(
+    ("config", "rows_each"),
+    [
+        (GenerationConfig(max_new_tokens=1), 1),
+        (GenerationConfig(max_new_tokens=1, num_beams=4), 4),
+        (GenerationConfig(max_new_tokens=1, do_sample=True, num_return_sequences=4), 4),
+    ],
+    ids=["greedy", "beams", "samples"],
+)
+def test_a_batch_stays_within_its_tokens_beams_and_samples_counted(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch, config: GenerationConfig, rows_each: int
 ) -> None:
     shapes: list[list[int]] = []
     encode = OrtBackend.encode
@@ -174,9 +214,9 @@ def test_a_batch_stays_within_its_tokens_beams_counted(
         return encode(backend, input_ids, attention_mask)
 
     monkeypatch.setattr(OrtBackend, "encode", observed)
-    translator.generate(random_sources(40), GenerationConfig(num_beams=beams, max_new_tokens=1), batch_tokens=96)
+    translator.generate(random_sources(40), config, batch_tokens=96)
     assert sum(rows for rows, _ in shapes) == 40
-    assert all(rows * width * beams <= 96 for rows, width in shapes)
+    assert all(rows * width * rows_each <= 96 for rows, width in shapes)
     assert any(rows > 1 for rows, _ in shapes)
 
 

@@ -7,7 +7,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from models.checkpoint import load_checkpoint
 from models.transformer import Transformer
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 from toolkit.corpus import read_pairs
 from toolkit.train import translate_ids
 
@@ -28,7 +28,7 @@ def test_it_is_at_most_16_megabytes_and_its_card_says_how_large_the_model_is(mod
 
 
 def test_its_tokenizer_splits_real_sentences_into_known_pieces_and_joins_them_again() -> None:
-    tokenizer = Tokenizer(FOLDER)
+    tokenizer = open_tokenizer(FOLDER)
     for pair in read_pairs([SAMPLE]):
         ids = tokenizer.encode_target(pair.target)
         assert tokenizer.unknown not in [*tokenizer.encode(pair.source), *ids]
@@ -36,7 +36,7 @@ def test_its_tokenizer_splits_real_sentences_into_known_pieces_and_joins_them_ag
 
 
 def test_it_translates(model: Transformer) -> None:
-    tokenizer = Tokenizer(FOLDER)
+    tokenizer = open_tokenizer(FOLDER)
     assert translate_ids(model, [tokenizer.encode("我爱猫。")], tokenizer) == ["I love cats."]
     pairs = read_pairs([SAMPLE])
     outputs = translate_ids(model, [tokenizer.encode(pair.source) for pair in pairs], tokenizer)

@@ -12,7 +12,7 @@ from exporters.reference import TorchBackend
 from models.checkpoint import load_checkpoint
 from runtime.generation import GenerationConfig
 from runtime.generation import generate as generate_ids
-from runtime.tokenizer import Tokenizer
+from runtime.tokenizer import open_tokenizer
 from runtime.translator import Translator
 from toolkit.corpus import TextPair, read_pairs
 from toolkit.train import translate_ids
@@ -82,13 +82,13 @@ def test_the_same_seed_gives_the_same_data_and_no_sequence_stands_in_two_files(t
 
 
 def test_a_letter_is_one_piece(trained: Trained) -> None:
-    tokenizer = Tokenizer(trained.checkpoint)
+    tokenizer = open_tokenizer(trained.checkpoint)
     for pair in trained.test:
         assert len(tokenizer.encode(pair.source)) == len(pair.source.split()) + 1  # and EOS
 
 
 def test_the_model_reverses_sequences_that_it_has_never_seen(trained: Trained) -> None:
-    model, tokenizer = load_checkpoint(trained.checkpoint), Tokenizer(trained.checkpoint)
+    model, tokenizer = load_checkpoint(trained.checkpoint), open_tokenizer(trained.checkpoint)
     sources = [tokenizer.encode(pair.source) for pair in trained.test]
     outputs = translate_ids(model, sources, tokenizer, size=len(sources))
     right = sum(output == pair.target for output, pair in zip(outputs, trained.test, strict=True))
@@ -100,7 +100,7 @@ def test_the_exported_model_gives_the_ids_that_pytorch_gives_for_every_sequence(
     trained: Trained, bundle: Path, beams: int
 ) -> None:
     config = GenerationConfig(num_beams=beams, max_length=32)
-    model, tokenizer = load_checkpoint(trained.checkpoint), Tokenizer(trained.checkpoint)
+    model, tokenizer = load_checkpoint(trained.checkpoint), open_tokenizer(trained.checkpoint)
     sources = [tokenizer.encode(pair.source) for pair in trained.test]
     translator = Translator.open(bundle)
     expected = generate_ids(TorchBackend(model), sources, config, tokenizer.special, model.config.max_positions)

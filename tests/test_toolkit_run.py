@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtime_support import POSITIONS, TINY
+from runtime_support import POSITIONS, TINY, edit_passport
 
 Done = subprocess.CompletedProcess[bytes]
 COMMAND = [sys.executable, "-m", "toolkit", "run"]
@@ -109,6 +109,44 @@ def test_n_best_outputs_have_a_line_each_with_number_and_score() -> None:
     assert [float(row[1]) for row in rows[:3]] == sorted((float(row[1]) for row in rows[:3]), reverse=True)
 
 
+def test_outputs_are_as_long_as_they_are_wished() -> None:
+    assert run("--max-new-tokens", "2", "a b c d").stdout == b"d c\n"
+    assert len(run("--min-new-tokens", "9", "--beam", "1", "a b c").stdout.split()) >= 8
+    scores = [
+        float(run("--json", "--length-penalty", penalty, "a b c").stdout.split(b'"score": ')[1].split(b",")[0])
+        for penalty in ("0", "1", "-1")
+    ]
+    assert scores == pytest.approx([scores[0], scores[0] / 4, scores[0] * 4], rel=1e-3)
+
+
+def test_repetition_can_be_forbidden() -> None:
+    assert run("a a a a a a").stdout == b"a a a a a a\n"
+    words = run("--no-repeat-ngram", "1", "a a a a a a").stdout.split()
+    assert len(words) == len(set(words)) > 1
+    assert run("--repetition-penalty", "50", "--beam", "1", "a a a a a a").stdout.count(b"a") < 3
+
+
+def test_samples_vary_and_a_seed_repeats_them() -> None:
+    options = ("--sample", "--temperature", "3", "--n-best", "8", "--json", "a b c d")
+    first, again, other = (json.loads(run("--seed", seed, *options).stdout) for seed in ("1", "1", "2"))
+    assert first == again != other
+    assert len({first["text"], *(found["text"] for found in first["alternatives"])}) > 1
+    assert len(first["alternatives"]) == 7
+    for certain in (("--top-k", "1"), ("--top-p", "0"), ("--beam", "2", "--temperature", "0.01", "--top-k", "2")):
+        assert run("--sample", *certain, "a b c d").stdout == b"d c b a\n"
+
+
+def test_sampling_of_the_bundle_can_be_switched_off(tiny: Path) -> None:
+    edit_passport(
+        tiny,
+        lambda passport: passport["generation"].update(num_beams=1, do_sample=True, temperature=9.0, top_k=0, seed=4),
+    )
+    assert run("--bundle", tiny, "a b c d").stdout != b"d c b a\n"
+    assert run("--bundle", tiny, "--temperature", "0.01", "a b c d").stdout == b"d c b a\n"
+    assert run("--bundle", tiny, "--no-sample", "a b c d").stdout == b"d c b a\n"
+    assert run("--bundle", tiny, "--no-sample", "--n-best", "3", "a b c d").stdout.count(b"\n") == 3
+
+
 def test_an_answer_comes_before_the_input_ends(waiting: "subprocess.Popen[bytes]") -> None:
     assert waiting.stdin is not None
     assert waiting.stdout is not None
@@ -150,6 +188,10 @@ def test_wrong_command_lines_and_missing_things_are_one_line(tmp_path: Path) -> 
     assert "--n-best 3 is more than --beam 2" in refused(run("--n-best", "3", "--beam", "2", "a"), 2)
     assert "--no-such" in refused(run("--no-such", "a"), 2)
     assert "--beam" in refused(run("--beam", "0", "a"), 2)
+    assert "without --sample there is no use for --top-k, --seed" in refused(run("--seed", "1", "--top-k", "3", "a"), 2)
+    assert "--n-best 3 is more than --beam 2" in refused(run("--sample", "--n-best", "3", "--beam", "2", "a"), 2)
+    assert "length_penalty is nan" in refused(run("--length-penalty", "nan", "a"))
+    assert f"outputs of up to {POSITIONS + 1} tokens" in refused(run("--max-new-tokens", str(POSITIONS), "a"))
 
 
 def test_cuda_is_refused_where_it_would_not_be_used_unless_the_fallback_is_allowed() -> None:

@@ -145,7 +145,7 @@ def test_without_a_terminal_progress_is_plain_lines_and_ends_in_a_summary(finish
 
 
 def test_the_sentences_for_the_exam_are_held_out_ones(finished: tuple[Run, Result]) -> None:
-    from exporters.export import SENTENCES
+    from exporters.source import SENTENCES
 
     run, _ = finished
     sentences = (run.folder / "best" / SENTENCES).read_text().splitlines()

@@ -249,7 +249,7 @@ def test_ctrl_c_during_an_export_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["export"], "Missing argument 'CHECKPOINT'"),
+        (["export"], "Missing argument 'FOLDER'"),
         (["export", "a"], "Missing argument 'BUNDLE'"),
         (["export", "a", "b", "--opset", "17"], "17 is not in the range 18<=x<=23"),
         (["export", "a", "b", "--opset", "new"], "'new' is not a valid integer"),

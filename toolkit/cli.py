@@ -7,6 +7,7 @@ import click
 
 from .errors import Commands
 from .export_command import export_command
+from .import_command import import_command
 from .inspect_command import inspect_command
 from .run_command import run_command
 from .train_command import train_command
@@ -21,5 +22,5 @@ def main() -> None:
         sys.stdout.reconfigure(encoding="utf-8")  # as texts are read, whatever the locale says
 
 
-for command in (train_command, export_command, run_command, verify_command, inspect_command):
+for command in (train_command, import_command, export_command, run_command, verify_command, inspect_command):
     main.add_command(command)

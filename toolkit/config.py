@@ -115,7 +115,11 @@ def to_toml(config: RunConfig) -> str:
         if config.init_from is not None and name in FROM_CHECKPOINT:
             continue
         if isinstance(value, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml_value(item)}" for key, item in value.items())]
+            lines += [
+                "",
+                f"[{name}]",
+                *(f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None),
+            ]
         elif value is not None:
             lines.append(f"{name} = {_toml_value(value)}")
     return "\n".join(lines).lstrip() + "\n"

@@ -10,7 +10,7 @@ import click
 import sentencepiece
 
 from models.data import Pair
-from runtime.tokenizer import SETTINGS, SOURCE_PIECES, TARGET_PIECES, VOCABULARY, Tokenizer
+from runtime.tokenizer import SETTINGS, SOURCE_PIECES, TARGET_PIECES, VOCABULARY, Tokenizer, open_tokenizer
 
 from .config import TokenizerConfig
 
@@ -104,7 +104,7 @@ def train_tokenizer(pairs: Sequence[TextPair], config: TokenizerConfig, folder: 
     (folder / VOCABULARY).write_text(json.dumps(vocabulary, ensure_ascii=False, indent=0), "utf-8")
     settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": False, "bos_token": "<s>"}
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2), "utf-8")
-    return Tokenizer(folder)
+    return open_tokenizer(folder)
 
 
 def encode_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer, max_tokens: int) -> Encoded:

@@ -1,6 +1,7 @@
-"""`toolkit export`: from a checkpoint to a verified bundle."""
+"""`toolkit export`: from a model to a verified bundle."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -9,7 +10,7 @@ from .options import json_option, sentences_option
 
 
 @click.command("export")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
     "--opset",
@@ -18,13 +19,30 @@ from .options import json_option, sentences_option
     show_default=True,
     help="Of the graphs. From 23 on attention is one operator, before it is spelt out for older runtimes.",
 )
+@click.option(
+    "--layout",
+    type=click.Choice(["optimum", "transformersjs"]),
+    default="optimum",
+    show_default=True,
+    help="Whose names the files have. With transformersjs there are graphs, weights and a tokenizer for that one, too.",
+)
 @sentences_option
 @click.option("--force", is_flag=True, help="Replace the bundle that stands there.")
 @json_option
 def export_command(
-    *, checkpoint: Path, bundle: Path, opset: int, sentences: Path | None, force: bool, as_json: bool
+    *,
+    folder: Path,
+    bundle: Path,
+    opset: int,
+    layout: Literal["optimum", "transformersjs"],
+    sentences: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Export the CHECKPOINT to a BUNDLE: three ONNX graphs over one file of weights, and the exam that they passed.
+    """Export the model in FOLDER to a BUNDLE: three ONNX graphs over one file of weights, and the exam they passed.
+
+    FOLDER is a checkpoint, or what another library saved: MarianMT (OPUS-MT), M2M100 (NLLB), BART or mBART of
+    transformers, or a torch.nn.Transformer with a transformer.toml that describes it.
 
     The graphs are checked, compared with PyTorch over many sizes that were not traced, and sit their exam. When one of
     these fails there is no bundle.
@@ -34,8 +52,20 @@ def export_command(
         from runtime.environment import environment
 
         from .render import report_json, show_report, stages
+    notes: list[str] = []
     with stages() as say:
-        report = export_bundle(checkpoint, bundle, opset=opset, sentences=sentences, force=force, say=say)
+        report = export_bundle(
+            folder,
+            bundle,
+            opset=opset,
+            layout=layout,
+            sentences=sentences,
+            force=force,
+            say=say,
+            note=notes.append,
+        )
+    for line in notes:
+        click.echo(line, err=True)
     if as_json:
         click.echo(report_json(report, bundle, environment=environment()))
     else:

@@ -52,7 +52,7 @@ def _shapes(path: Path, text: str, *, is_bundle: bool, as_json: bool) -> None:
     with needs("export"):
         from models.checkpoint import load_checkpoint
         from runtime.bundle import Bundle
-        from runtime.tokenizer import Tokenizer
+        from runtime.tokenizer import open_tokenizer
 
         from .render import show_shapes
 
@@ -62,7 +62,7 @@ def _shapes(path: Path, text: str, *, is_bundle: bool, as_json: bool) -> None:
             model = restore_model(Bundle(path))
         else:
             model = load_checkpoint(path)
-    training, inference = trace_text(model, Tokenizer(path), text)
+    training, inference = trace_text(model, open_tokenizer(path), text)
     show_shapes(training, inference, as_json=as_json)
 
 
@@ -72,6 +72,7 @@ def trace_text(
     """The points of a training pass and of one inference step for `text` and the model's own greedy output."""
     import torch
 
+    from exporters.golden import special_ids
     from exporters.reference import TorchBackend
     from models.data import Pair, collate
     from models.trace import trace_inference, trace_training
@@ -79,7 +80,9 @@ def trace_text(
 
     source = tokenizer.encode(text)
     config = GenerationConfig(max_length=min(3 * len(source) + 20, model.config.max_positions))
-    ((best,),) = generate(TorchBackend(model), [source], config, tokenizer.special, model.config.max_positions)
+    # The model's own ids: a vocabulary alone does not say which token an imported model starts from.
+    special = special_ids(model.config)
+    ((best,),) = generate(TorchBackend(model), [source], config, special, model.config.max_positions)
     batch = collate([Pair(source, best.ids)], model.config)
     with torch.no_grad():
         training = trace_training(model, batch.source_ids, batch.source_mask, batch.target_ids, batch.labels)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from .lines import Line, live_windows, numbered, windows
-from .options import bundle_option, provider_options
+from .options import bundle_option, provider_options, search_options
 
 if TYPE_CHECKING:
     from runtime.generation import GenerationConfig
@@ -29,13 +29,21 @@ class Outcome(NamedTuple):
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--file", "file", type=click.Path(path_type=Path), metavar="FILE", help="Translate the lines of FILE.")
 @bundle_option
-@click.option(
-    "--beam", type=click.IntRange(min=1), metavar="K", help="Beams of the search; 1 is greedy.  [default: the bundle's]"
-)
+@search_options
 @click.option(
     "--n-best", type=click.IntRange(min=1), default=1, metavar="N", help="Print the N best outputs of each line."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option(
+    "--source-language",
+    metavar="CODE",
+    help="What the text is written in, for a multilingual bundle.  [default: the bundle's]",
+)
+@click.option(
+    "--target-language",
+    metavar="CODE",
+    help="What to translate into, for a multilingual bundle.  [default: the bundle's]",
+)
 @provider_options
 @click.option(
     "--batch-tokens",
@@ -48,19 +56,22 @@ def run_command(
     texts: tuple[str, ...],
     file: Path | None,
     bundle: Path,
-    beam: int | None,
     n_best: int,
     as_json: bool,
+    source_language: str | None,
+    target_language: str | None,
     provider: Any,
     threads: int | None,
     allow_fallback: bool,
     batch_tokens: int | None,
+    **wishes: Any,
 ) -> None:
     """Translate each TEXT, the lines of a file, or the lines of standard input as they come.
 
     Output lines stand in the order of the input. A line that cannot be translated leaves an empty line, a message on
     standard error, and exit code 1; the others go on. With --n-best above 1 each output has a line of its own: number
-    of the input line, score, text, separated by tabs; a line without outputs has none.
+    of the input line, score, text, separated by tabs; a line without outputs has none. What is not given is as the
+    bundle has it.
 
     \b
     toolkit run "我爱猫。"
@@ -71,10 +82,17 @@ def run_command(
         raise click.UsageError("give TEXT or --file, not both")
     from runtime.translator import BATCH_TOKENS, Translator
 
-    translator = Translator.open(bundle, provider, threads, allow_fallback=allow_fallback)
+    translator = Translator.open(
+        bundle,
+        provider,
+        threads,
+        allow_fallback=allow_fallback,
+        source_language=source_language,
+        target_language=target_language,
+    )
     if allow_fallback and translator.provider != provider:
         click.echo(f"{provider} cannot be used here: running on {translator.provider}", err=True)
-    config = search_config(translator, beam, n_best)
+    config = search_config(translator.defaults, n_best, wishes)
     failed = False
     with _progress(file) as shown:
         for window in _windows(texts, file):
@@ -89,15 +107,25 @@ def run_command(
         raise click.exceptions.Exit(1)
 
 
-def search_config(translator: "Translator", beam: int | None, n_best: int) -> "GenerationConfig":
-    """The bundle's way to search, with the user's wishes."""
+def search_config(defaults: "GenerationConfig", n_best: int, wishes: dict[str, Any]) -> "GenerationConfig":
+    """The bundle's way to search, with what `search_options` gave."""
     import msgspec
 
-    defaults = translator.defaults
-    if beam is not None and n_best > beam:
-        raise click.UsageError(f"--n-best {n_best} is more than --beam {beam}")
-    beams = beam or max(defaults.num_beams, n_best)
-    return msgspec.structs.replace(defaults, num_beams=beams, num_return_sequences=n_best)
+    from runtime.generation_config import SAMPLING_OPTIONS, GenerationConfig
+
+    chosen = {name: value for name, value in wishes.items() if value is not None}
+    sample, beams = chosen.get("do_sample", defaults.do_sample), chosen.get("num_beams")
+    meaningless = [f"--{name.replace('_', '-')}" for name in SAMPLING_OPTIONS if name in chosen and not sample]
+    if meaningless:
+        raise click.UsageError(f"without --sample there is no use for {', '.join(meaningless)}")
+    if beams is None:
+        # To sample is to follow single outputs, unless beams are asked for; a search needs as many as are wanted.
+        beams = 1 if chosen.get("do_sample") else max(defaults.num_beams, 1 if sample else n_best)
+    if n_best > beams and not (sample and beams == 1):
+        raise click.UsageError(f"--n-best {n_best} is more than --beam {beams}")
+    if not sample:
+        chosen |= {name: getattr(GenerationConfig(), name) for name in SAMPLING_OPTIONS}
+    return msgspec.structs.replace(defaults, **{**chosen, "num_beams": beams, "num_return_sequences": n_best})
 
 
 def translate_window(

@@ -20,7 +20,7 @@ from models.training import BEST, Metrics, Scorer, Trainer
 from models.training_state import STATE_FILE, Progress
 from models.transformer import Transformer
 from runtime.generation import GenerationConfig, generate
-from runtime.tokenizer import TOKENIZER_FILES, Tokenizer
+from runtime.tokenizer import Tokenizer, open_tokenizer, tokenizer_files
 
 from .config import CONFIG_FILE, RunConfig, changed_settings, load_run_config, to_toml
 from .corpus import Encoded, TextPair, encode_pairs, read_pairs, train_tokenizer
@@ -64,7 +64,7 @@ def train(
     with processes().main_process_first():
         if processes().is_main_process:
             _prepare_folder(config, texts, resume=resume, say=say)
-        tokenizer = Tokenizer(folder / BEST)
+        tokenizer = open_tokenizer(folder / BEST)
     torch.manual_seed(config.training.seed)
     model = Transformer(_model_config(config, tokenizer)) if start is None else start
     if tokenizer.size > model.config.vocab_size:
@@ -130,10 +130,9 @@ def _prepare_folder(config: RunConfig, texts: Sequence[TextPair], *, resume: boo
     elif config.init_from:
         say(f"tokenizer: that of {config.init_from}")
         start = Path(config.init_from)
-        Tokenizer(start)  # refuses damaged files, under the name that the user knows
-        for name in TOKENIZER_FILES:
-            if (start / name).exists():
-                shutil.copy(start / name, best / name)
+        open_tokenizer(start)  # refuses damaged files, under the name that the user knows
+        for name in tokenizer_files(start):
+            shutil.copy(start / name, best / name)
     else:
         say(f"tokenizer: training on {len(texts):,} pairs")
         train_tokenizer(texts, config.tokenizer, best)
