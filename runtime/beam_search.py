@@ -120,8 +120,8 @@ def beam_search(
         candidates = _best_continuations(scores, totals, drawn)
         last = length + 1 == limits.longest
         ends = (candidates.tokens == special.eos) | last  # (B, 2K)
-        scores = scoring.scores(candidates.scores, length + 1)
-        _finish([finished[row] for row in active], sequences, candidates, ends[:, :beams], scores)
+        ranks = scoring.scores(candidates.scores, length + 1)  # (B, 2K)
+        _finish([finished[row] for row in active], sequences, candidates, ends[:, :beams], ranks)
         if last:
             break
 
