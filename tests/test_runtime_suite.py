@@ -154,6 +154,7 @@ def test_the_options_belong_to_the_suite_alone(tmp_path: Path) -> None:
 def test_the_suite_may_be_named_by_its_file_and_run_in_several_processes(tmp_path: Path) -> None:
     from runtime import parity_suite
 
+    pytest.importorskip("xdist", reason="several processes need pytest-xdist")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", parity_suite.__file__, "-n", "1"]
     done = subprocess.run([*command, "--bundle", str(TINY)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
