@@ -8,8 +8,8 @@ from ..exam import Exam, GraphCase
 from .tolerance import earned_by_output, earned_by_rollout
 
 MOST_OWN_ERROR = 0.25
-"""Of the largest value of a tensor: more is no rounding. Trained models stray by about 1e-6; a large random one, in whose
-attention near ties fall either way, by 0.06, and its export is good all the same."""
+"""Of the largest value of a tensor: more is no rounding. Trained models stray by about 1e-6; a large random one, in
+whose attention near ties fall either way, by 0.06, and its export is good all the same."""
 
 
 def strange_questions(exam: Exam, dims: Dims, contract: Mapping[str, GraphSpec]) -> list[str]:
