@@ -78,7 +78,7 @@ def _results(
     for case in cases:
         try:
             outputs = session.run(list(exposed.values()), case.inputs)
-        except Exception as error:
+        except Exception as error:  # the same
             raise GraphError(f"{verb} gives up on {case.label}: {error}") from None
         for path, output in zip(exposed, outputs, strict=True):
             found[path].append(_result(case, path, output))

@@ -10,10 +10,10 @@ from .errors import BundleError, ProviderError
 from .session import MOST_THREADS, available_cpus
 
 # Importing OpenVINO tells its makers so over the network, unless the package that does this is missing.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None makes its import fail
 
-import openvino as ov  # noqa: E402
-from openvino.frontend import FrontEndManager  # noqa: E402
+import openvino as ov  # noqa: E402 - after the line above
+from openvino.frontend import FrontEndManager  # noqa: E402 - likewise
 
 RUNTIME = f"OpenVINO {ov.__version__.partition('-')[0]}"
 
@@ -65,7 +65,7 @@ def _compiled(core: ov.Core, bundle: Bundle, verb: str, settings: dict[str, str 
         raise BundleError(f"{RUNTIME} cannot read {path}: {_reason(error)}") from None
     try:
         return core.compile_model(reader.convert(graph), "CPU", settings)
-    except Exception as error:
+    except Exception as error:  # the same
         advice = f". Older operators may do: toolkit export --opset {OLDEST_OPSET}" if opset > OLDEST_OPSET else ""
         raise BundleError(f"{RUNTIME} cannot compile {path}, opset {opset}: {_reason(error)}{advice}") from None
 

@@ -50,6 +50,7 @@ ROUNDINGS: dict[str, tuple[str, Rounding]] = {
     "int4, a scale a row": ("int4", integers(4)),
 }
 SOUND = ("fp16", "int8, a scale a row", "int4, a scale for 32")
+# To the type checker what a module list or a module holds may be a tensor or a module.
 DAMAGES: dict[str, Damage] = {
     "one `fc2` doubled": lambda model: model.decoder.layers[1].feed_forward.fc2.weight.mul_(2),  # type: ignore[union-attr,operator]
     "one head of cross-attention lost": lambda model: (

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -169,8 +170,8 @@ def test_small_cases_say_what_the_modules_inside_give(model: Transformer, writte
     ]
     exact, float32 = TorchBackend(copy.deepcopy(model).double()), TorchBackend(copy.deepcopy(model))
     for verb, case in explained.items():
-        found = module_outputs(exact.model, lambda: call(exact, verb, case.inputs))  # noqa: B023
-        own = module_outputs(float32.model, lambda: call(float32, verb, case.inputs))  # noqa: B023
+        found = module_outputs(exact.model, partial(call, exact, verb, case.inputs))
+        own = module_outputs(float32.model, partial(call, float32, verb, case.inputs))
         assert list(case.modules) == list(found)
         for path, array in case.modules.items():
             np.testing.assert_array_equal(array, found[path].astype(np.float32))

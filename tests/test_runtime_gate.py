@@ -250,7 +250,8 @@ class Looping(Candidate):
 
     def search(self, sources: Sequence[Sequence[int]], config: GenerationConfig) -> list[Hypothesis]:
         found = super().search(sources, config)
-        return [Hypothesis([9] * 6, -1.0) if len(source) % 2 else best for source, best in zip(sources, found)]  # noqa: B905
+        pairs = zip(sources, found, strict=True)
+        return [Hypothesis([9] * 6, -1.0) if len(source) % 2 else best for source, best in pairs]
 
 
 def test_loops_are_counted_where_the_reference_has_none(
