@@ -3,7 +3,7 @@
 import ast
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,19 +14,22 @@ from torch import Tensor, nn
 
 from models.config import ModelConfig
 from models.layers import KeyValue
-from models.transformer import LayerCache, Transformer
+from models.transformer import Cache, LayerCache, Transformer
 from runtime.contract import (
     BATCH,
+    BRANCH,
     ENCODE,
     GROWN,
     PAST,
     PREFILL,
+    RANK,
     SELECT,
     SOURCE,
     STEP,
     TARGET,
     Dims,
     GraphSpec,
+    TensorSpec,
     graph_specs,
 )
 
@@ -40,6 +43,10 @@ TRACED = {BATCH: 4, SOURCE: 5, TARGET: 3, PAST: 6}
 
 No exam asks for one of them again.
 """
+
+
+GROWN_SIZES = (f"{PAST} + 1", f"{TARGET} + {PAST}")
+"""How torch.export writes the length of a cache that has grown."""
 
 
 def dims_of(config: ModelConfig) -> Dims:
@@ -70,10 +77,16 @@ def export_graphs(
             f"max_positions is {model.config.max_positions}, an export needs more than {TRACED[PAST] + 1}"
         )
     specs = graph_specs(dims_of(model.config))
-    verbs: dict[str, Callable[..., Any]] = {ENCODE: model.encode, PREFILL: _prefill(model), STEP: _step(model)}
+    verbs: dict[str, Callable[..., Any]] = {
+        ENCODE: model.encode,
+        PREFILL: _prefill(model),
+        STEP: _step(model),
+        BRANCH: _branch(model),
+    }
     for verb, function in verbs.items():
         say(f"tracing {verb}")
         yield verb, _export(_Verb(model, function).eval(), specs[verb], opset)
+    yield RANK, rank_graph(specs[RANK], opset)
     yield SELECT, select_graph(specs[SELECT], opset)
 
 
@@ -99,15 +112,28 @@ def _prefill(model: Transformer) -> Callable[..., Any]:
 
 def _step(model: Transformer) -> Callable[..., Any]:
     def step(encoder_attention_mask: Tensor, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        cache = tuple(
-            LayerCache(KeyValue(*past[start : start + 2]), KeyValue(*past[start + 2 : start + 4]))
-            for start in range(0, len(past), 4)
-        )
-        logits, grown = model.step(input_ids, encoder_attention_mask, cache)
-        # The cross-attention cache does not change, so it does not come out again.
-        return logits, *(tensor for layer in grown for tensor in layer.decoder)
+        return _without_source(*model.step(input_ids, encoder_attention_mask, _cache_of(past)))
 
     return step
+
+
+def _branch(model: Transformer) -> Callable[..., Any]:
+    def branch(encoder_attention_mask: Tensor, input_ids: Tensor, seen: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        return _without_source(*model.branch(input_ids, encoder_attention_mask, seen, _cache_of(past)))
+
+    return branch
+
+
+def _cache_of(past: Sequence[Tensor]) -> Cache:
+    return tuple(
+        LayerCache(KeyValue(*past[start : start + 2]), KeyValue(*past[start + 2 : start + 4]))
+        for start in range(0, len(past), 4)
+    )
+
+
+def _without_source(logits: Tensor, grown: Cache) -> tuple[Tensor, ...]:
+    """What a step gives: the cross-attention cache does not change, so it does not come out again."""
+    return logits, *(tensor for layer in grown for tensor in layer.decoder)
 
 
 def _export(verb: _Verb, spec: GraphSpec, opset: int) -> ir.Model:
@@ -129,6 +155,7 @@ def _export(verb: _Verb, spec: GraphSpec, opset: int) -> ir.Model:
     model.graph.name = spec.verb
     _conform(model.graph, spec)
     _hide_wholly(model.graph)
+    _grow_inside(model.graph)
     _forget_the_trace(model)
     return model
 
@@ -148,7 +175,7 @@ def _conform(graph: ir.Graph, spec: GraphSpec) -> None:
                 if isinstance(size, int) != isinstance(wanted, int):
                     problems.append(f"{tensor.name} has shape {sizes}, expected {list(tensor.shape)}")
             value.name = tensor.name
-            value.shape = ir.Shape([GROWN if size == f"{PAST} + 1" else size for size in sizes])
+            value.shape = ir.Shape([GROWN if size in GROWN_SIZES else size for size in sizes])
     if problems:
         raise ExportError(f"{spec.verb}: " + "; ".join(dict.fromkeys(problems)))
 
@@ -166,6 +193,26 @@ def _hide_wholly(graph: ir.Graph) -> None:
             array = constant.numpy()
             if array.item() == least:
                 value.const_value = ir.tensor(np.full_like(array, -np.inf), name=value.name)
+
+
+def _grow_inside(graph: ir.Graph) -> None:
+    """Let `Attention` itself append new keys and values to a cache: there ONNX Runtime copies with all its threads."""
+    for node in [node for node in graph if node.op_type == "Attention"]:
+        grown = [tensor.producer() for tensor in node.inputs[1:3] if tensor is not None]  # of keys and of values
+        concats = [concat for concat in grown if concat is not None and concat.op_type == "Concat"]
+        if len(concats) < 2:
+            continue
+        node.resize_inputs(6)
+        node.resize_outputs(3)
+        for place, concat in enumerate(concats, start=1):
+            past, new = concat.inputs
+            node.replace_input_with(place, new)
+            node.replace_input_with(place + 3, past)
+            before, after = concat.outputs[0], node.outputs[place]
+            name, after.shape, after.type = before.name, before.shape, before.type
+            ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
+            graph.remove(concat)
+            after.name = name
 
 
 def _forget_the_trace(model: ir.Model) -> None:
@@ -193,22 +240,32 @@ def _module_path(node: ir.Node) -> str:
     return modules[-1] if modules else ""
 
 
+def rank_graph(spec: GraphSpec, opset: int) -> ir.Model:
+    """The graph that finds the best tokens and their log-probabilities, so that a search need not see all logits."""
+    logits, bias, count = inputs = _values(spec.inputs)
+    outputs = _values(spec.outputs)
+    biased = ir.node("Add", [logits, bias], name=f"{spec.verb}/Add")
+    normed = ir.node("LogSoftmax", biased.outputs, {"axis": -1}, name=f"{spec.verb}/LogSoftmax")
+    best = ir.node("TopK", [normed.outputs[0], count], {"axis": -1}, outputs=outputs, name=f"{spec.verb}/TopK")
+    nodes = [biased, normed, best]
+    return ir.Model(ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": opset}, name=spec.verb), ir_version=10)
+
+
 def select_graph(spec: GraphSpec, opset: int) -> ir.Model:
     """The graph that picks rows out of caches, so that a search moves them without leaving the device."""
-    values = [
-        ir.val(
-            tensor.name, dtype=ir.DataType.INT64 if tensor.dtype == "int64" else ir.DataType.FLOAT, shape=tensor.shape
-        )
-        for tensor in spec.inputs
+    inputs, outputs = _values(spec.inputs), _values(spec.outputs)
+    rows, *caches = inputs
+    nodes = [
+        ir.node("Gather", [cache, rows], {"axis": 0}, outputs=[picked], name=f"{picked.name}/Gather")
+        for cache, picked in zip(caches, outputs, strict=True)
     ]
-    rows, *caches = values
-    nodes = []
-    for cache, tensor in zip(caches, spec.outputs, strict=True):
-        picked = ir.val(tensor.name, dtype=ir.DataType.FLOAT, shape=tensor.shape)
-        nodes.append(ir.node("Gather", [cache, rows], {"axis": 0}, outputs=[picked], name=f"{tensor.name}/Gather"))
-    outputs = [node.outputs[0] for node in nodes]
-    graph = ir.Graph(values, outputs, nodes=nodes, opset_imports={"": opset}, name=spec.verb)
+    graph = ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": opset}, name=spec.verb)
     return ir.Model(graph, ir_version=10)
+
+
+def _values(tensors: Sequence[TensorSpec]) -> list[ir.Value]:
+    types = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT}
+    return [ir.val(tensor.name, dtype=types[tensor.dtype], shape=tensor.shape) for tensor in tensors]
 
 
 @contextmanager

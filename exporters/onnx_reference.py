@@ -7,7 +7,7 @@ from onnx.reference import ReferenceEvaluator
 from runtime.array_backend import ArrayBackend, one_line
 from runtime.backend import Array
 from runtime.bundle import Bundle
-from runtime.contract import VERBS
+from runtime.contract import BRANCH, VERBS
 from runtime.errors import BundleError
 
 RUNTIME = f"ONNX reference evaluator {onnx.__version__}"
@@ -19,7 +19,7 @@ def reference_backend(bundle: Bundle) -> ArrayBackend:
     Raises:
         BundleError: a graph or its weights cannot be read.
     """
-    graphs = {verb: _evaluator(bundle, verb) for verb in VERBS}
+    graphs = {verb: _evaluator(bundle, verb) for verb in (*VERBS, BRANCH)}
 
     def run(verb: str, inputs: dict[str, Array]) -> dict[str, Array]:
         graph = graphs[verb]

@@ -1,13 +1,17 @@
 """The PyTorch model behind the runtime's `Backend` protocol: the reference that every export is compared with."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.layers import KeyValue
+from models.transformer import Cache as ModelCache
 from models.transformer import LayerCache as ModelLayerCache
 from models.transformer import Transformer
-from runtime.backend import Array, Cache, IntArray, LayerCache
+from runtime.backend import Array, Cache, FloatArray, IntArray, LayerCache
+from runtime.ranking import rank_tokens
 
 
 class TorchBackend:
@@ -32,22 +36,25 @@ class TorchBackend:
         self, input_ids: Tensor, memory: Tensor, encoder_attention_mask: Tensor
     ) -> tuple[Tensor, Cache[Tensor]]:
         """See `Backend.prefill`."""
-        logits, cache = self.model.prefill(input_ids, memory, encoder_attention_mask)
-        return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in cache)
+        return _given(*self.model.prefill(input_ids, memory, encoder_attention_mask))
 
     @torch.no_grad()
     def step(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
     ) -> tuple[Tensor, Cache[Tensor]]:
         """See `Backend.step`."""
-        past = tuple(ModelLayerCache(KeyValue(*layer[:2]), KeyValue(*layer[2:])) for layer in cache)
-        logits, grown = self.model.step(input_ids, encoder_attention_mask, past)
-        return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in grown)
+        return _given(*self.model.step(input_ids, encoder_attention_mask, _taken(cache)))
 
-    def reorder(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
-        """See `Backend.reorder`."""
-        index = self.put(rows)
-        return tuple(LayerCache(layer[0][index], layer[1][index], *layer[2:]) for layer in cache)
+    @torch.no_grad()
+    def branch(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, seen: Tensor, cache: Cache[Tensor]
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """See `Backend.branch`."""
+        return _given(*self.model.branch(input_ids, encoder_attention_mask, seen, _taken(cache)))
+
+    def rank(self, logits: Tensor, forbidden: Sequence[int], count: int) -> tuple[FloatArray, IntArray]:
+        """See `Backend.rank`."""
+        return rank_tokens(self.get(logits), forbidden, count)
 
     def select(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
         """See `Backend.select`."""
@@ -63,3 +70,11 @@ class TorchBackend:
         """See `Backend.get`."""
         array: Array = tensor.cpu().numpy()
         return array
+
+
+def _taken(cache: Cache[Tensor]) -> ModelCache:
+    return tuple(ModelLayerCache(KeyValue(*layer[:2]), KeyValue(*layer[2:])) for layer in cache)
+
+
+def _given(logits: Tensor, cache: ModelCache) -> tuple[Tensor, Cache[Tensor]]:
+    return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in cache)

@@ -17,6 +17,7 @@ from .layers import (
     MultiHeadAttention,
     Positions,
     Residual,
+    branch_mask,
     causal_mask,
     padding_mask,
 )
@@ -128,14 +129,24 @@ class Decoder(nn.Module):
         encoder_attention_mask: Tensor,
         pasts: list[KeyValue | None],
         sources: list[KeyValue],
-        past_length: int,
+        *,
+        start: int = 0,
+        places: Tensor | None = None,
+        self_mask: Tensor | None = None,
     ) -> tuple[Tensor, Cache]:
-        """`input_ids (B, T)`, which follow P = `past_length` earlier tokens, to `(B, T, E)` and the grown cache."""
-        length = input_ids.shape[1]
-        # After a past only steps of one token come, and these may see everything.
-        self_mask = causal_mask(length, input_ids.device) if pasts[0] is None else None
-        cross_mask = padding_mask(encoder_attention_mask, length)  # (B, 1, T, S)
-        states = self.embedding(input_ids, start=past_length)  # (B, T, E)
+        """`input_ids (B, T)` to `(B, T, E)` and the cache with them appended.
+
+        Args:
+            input_ids: `(B, T)`.
+            encoder_attention_mask: `(B, S)`.
+            pasts: each layer's keys and values of the tokens before, None where there are none.
+            sources: each layer's keys and values of the source.
+            start: where the first of the tokens stands.
+            places: where each of them stands, `(B, T)`, if not one after the other.
+            self_mask: `(B, 1, T, P + T)`, or what broadcasts to it; None where all is seen.
+        """
+        cross_mask = padding_mask(encoder_attention_mask, input_ids.shape[1])  # (B, 1, T, S)
+        states = self.embedding(input_ids, start, places)  # (B, T, E)
         cache = []
         for layer, past, source in zip(self._decoder_layers(), pasts, sources, strict=True):
             states, layer_cache = layer(states, past, source, self_mask, cross_mask)
@@ -193,22 +204,51 @@ class Transformer(nn.Module):
             Logits `(B, T, V)` and the cache of T tokens.
         """
         sources = self.decoder.source_key_values(memory)
-        states, cache = self.decoder(input_ids, encoder_attention_mask, [None] * len(sources), sources, 0)
+        self_mask = causal_mask(input_ids.shape[1], input_ids.device)
+        states, cache = self.decoder(
+            input_ids, encoder_attention_mask, [None] * len(sources), sources, self_mask=self_mask
+        )
         return self.output(states), cache
 
     def step(self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """One more target token `(B, 1)` after the P tokens of `cache`: logits `(B, 1, V)` and a cache of P + 1."""
         if input_ids.shape[1] != 1:
             raise ModelError(f"a step takes one token a row, got {input_ids.shape[1]}: these belong into prefill")
+        pasts, sources = _sides(cache)
         past_length = cache[0].decoder.key.shape[2]
-        pasts = [layer.decoder for layer in cache]
-        sources = [layer.encoder for layer in cache]
-        states, grown = self.decoder(input_ids, encoder_attention_mask, pasts, sources, past_length)
+        states, grown = self.decoder(input_ids, encoder_attention_mask, pasts, sources, start=past_length)
+        return self.output(states), grown
+
+    def branch(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, seen: Tensor, cache: Cache
+    ) -> tuple[Tensor, Cache]:
+        """A step of several hypotheses about one source, over a cache that holds the tokens of all of them.
+
+        Each new token sees its own ancestors among the P tokens of `cache`, as many as its position says, and itself.
+        So a beam that goes on from another one's past needs no copy of it.
+
+        Args:
+            input_ids: `(B, T)`, one token of each of T hypotheses.
+            encoder_attention_mask: `(B, S)`, 1 on real source tokens.
+            seen: `(B, T, P)`, 1 on a token's ancestors.
+            cache: as prefill or another branch gave it.
+
+        Returns:
+            Logits `(B, T, V)` and a cache of P + T tokens.
+        """
+        pasts, sources = _sides(cache)
+        states, grown = self.decoder(
+            input_ids, encoder_attention_mask, pasts, sources, places=seen.sum(-1), self_mask=branch_mask(seen)
+        )
         return self.output(states), grown
 
     def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
         """Teacher forcing: logits `(B, T, V)` for all positions of `target_ids (B, T)`."""
         return self.prefill(target_ids, self.encode(source_ids, source_mask), source_mask)[0]
+
+
+def _sides(cache: Cache) -> tuple[list[KeyValue | None], list[KeyValue]]:
+    return [layer.decoder for layer in cache], [layer.encoder for layer in cache]
 
 
 def _residual(config: ModelConfig) -> Residual:

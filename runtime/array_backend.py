@@ -1,12 +1,13 @@
 """The three verbs on any runtime that takes arrays by name and gives arrays by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from .backend import Array, Cache, GraphVerbs, IntArray, LayerCache
+from .backend import Array, Cache, FloatArray, GraphVerbs, IntArray, LayerCache
 from .contract import Dims, graph_specs
 from .errors import GraphError
+from .ranking import rank_tokens
 
 Run = Callable[[str, dict[str, Array]], dict[str, Array]]
 """Runs the graph of a verb: inputs by name to outputs by name (see `runtime.contract`)."""
@@ -30,9 +31,9 @@ class ArrayBackend(GraphVerbs[Array]):
         self._run = run
         self._specs = graph_specs(dims)
 
-    def reorder(self, cache: Cache[Array], rows: IntArray) -> Cache[Array]:
-        """See `Backend.reorder`."""
-        return tuple(LayerCache(layer[0][rows], layer[1][rows], *layer[2:]) for layer in cache)
+    def rank(self, logits: Array, forbidden: Sequence[int], count: int) -> tuple[FloatArray, IntArray]:
+        """See `Backend.rank`."""
+        return rank_tokens(logits, forbidden, count)
 
     def select(self, cache: Cache[Array], rows: IntArray) -> Cache[Array]:
         """See `Backend.select`."""

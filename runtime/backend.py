@@ -4,13 +4,13 @@ A backend keeps its tensors where it computed them: an `OrtValue`, a `torch.Tens
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .contract import ENCODE, PREFILL, STEP
+from .contract import BRANCH, ENCODE, PREFILL, STEP
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]
@@ -49,11 +49,22 @@ class Backend(Protocol[Tensor]):
     ) -> tuple[Tensor, Cache[Tensor]]:
         """One more token `(B, 1)`: logits `(B, 1, V)`, and the cache grown by one around the same cross-attention."""
 
-    def reorder(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
-        """Self-attention caches of `rows`; each row must stay with its sentence: cross-attention stays as it is."""
+    def branch(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, seen: Tensor, cache: Cache[Tensor]
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """A step of T hypotheses about each source, `(B, T)`: logits `(B, T, V)`, and the cache grown by T.
+
+        Each token sees those of the P tokens in the cache that `seen (B, T, P)` is 1 on, its ancestors, and itself.
+        """
+
+    def rank(self, logits: Tensor, forbidden: Sequence[int], count: int) -> tuple[FloatArray, IntArray]:
+        """Of `logits (B, T, V)` the `count` best: log-probabilities and tokens, `(B, T, count)` each, the best first.
+
+        The `forbidden` tokens have no probability. Of equal tokens the one with the lower id comes first.
+        """
 
     def select(self, cache: Cache[Tensor], rows: IntArray) -> Cache[Tensor]:
-        """Both kinds of caches of `rows`, which may be fewer or more than before."""
+        """Caches of `rows`, which may be fewer or more than before."""
 
     def put(self, array: Array) -> Tensor:
         """Hand an array over to the backend."""
@@ -88,8 +99,17 @@ class GraphVerbs(ABC, Generic[Tensor]):
         self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
     ) -> tuple[Tensor, Cache[Tensor]]:
         """See `Backend.step`."""
+        return self._grown(STEP, [encoder_attention_mask, input_ids], cache)
+
+    def branch(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, seen: Tensor, cache: Cache[Tensor]
+    ) -> tuple[Tensor, Cache[Tensor]]:
+        """See `Backend.branch`."""
+        return self._grown(BRANCH, [encoder_attention_mask, input_ids, seen], cache)
+
+    def _grown(self, verb: str, inputs: list[Tensor], cache: Cache[Tensor]) -> tuple[Tensor, Cache[Tensor]]:
         past = [tensor for layer in cache for tensor in layer]
-        logits, *grown = self._outputs(STEP, [encoder_attention_mask, input_ids, *past])
+        logits, *grown = self._outputs(verb, [*inputs, *past])
         return logits, tuple(
             LayerCache(grown[2 * index], grown[2 * index + 1], layer.encoder_key, layer.encoder_value)
             for index, layer in enumerate(cache)

@@ -9,9 +9,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .backend import BoolArray, FloatArray, IntArray, Tensor
-from .decoding import Decoding, Limits, SpecialIds, log_softmax
+from .decoding import Decoding, Limits, SpecialIds
 from .errors import GenerationError
-from .logit_rules import Rule, apply_rules
+from .generation_config import Ids
+from .logit_rules import Bans, Rule, apply_rules
+from .ranking import best_entries, log_softmax
 
 NEVER = np.float32(-1e9)
 """Score of a hypothesis that does not exist; transformers' value."""
@@ -89,6 +91,8 @@ def beam_search(
     length_penalty: float,
     early_stopping: bool | Literal["never"],
     rules: Sequence[Rule] = (),
+    bans: Bans = lambda _: (),
+    renormalize: bool = False,
     noise: Noise | None = None,
 ) -> list[Found]:
     """Search the K = `beams` best outputs of every sentence in `decoding`.
@@ -108,16 +112,20 @@ def beam_search(
     scoring = _Scoring(limits, length_penalty, early_stopping)
     active = np.arange(decoding.rows)  # (B,) the sentences still in the batch
     finished = [_Finished(beams, scoring) for _ in active]
-    logits = decoding.start(limits.prompt).repeat(beams, axis=0)  # (B K, V)
-    decoding.keep(active.repeat(beams))
+    decoding.start(limits.prompt)
     sequences = np.tile(np.array(limits.prompt, np.int64), (active.size, beams, 1))  # (B, K, length)
     totals = np.full((active.size, beams), NEVER)  # (B, K)
     totals[:, 0] = 0  # the beams are all the same yet: only one of them may count
 
     for length in range(len(limits.prompt), limits.longest):
-        scores = apply_rules(rules, log_softmax(logits), sequences.reshape(-1, length))  # (B K, V)
-        drawn = None if noise is None else noise(active, scores.size // active.size)  # (B, K V)
-        candidates = _best_continuations(scores, totals, drawn)
+        forbidden = bans(length)
+        candidates = None if forbidden is None else _best_of_best(decoding, totals, forbidden, renormalize=renormalize)
+        if candidates is None:  # a rule needs all scores, or there is too little to choose from
+            copies = 1 if length > len(limits.prompt) else beams  # of the one row that prefill gave
+            log_probabilities = log_softmax(decoding.logits()).repeat(copies, axis=0)  # (B K, V)
+            scores = apply_rules(rules, log_probabilities, sequences.reshape(-1, length))
+            drawn = None if noise is None else noise(active, scores.size // active.size)  # (B, K V)
+            candidates = _best_continuations(scores, totals, drawn)
         last = length + 1 == limits.longest
         ends = (candidates.tokens == special.eos) | last  # (B, 2K)
         ranks = scoring.scores(candidates.scores, length + 1)  # (B, 2K)
@@ -130,16 +138,40 @@ def beam_search(
         sequences = np.concatenate([sequences, tokens[:, :, None]], 2)  # (B, K, length + 1)
         hopes = scoring.hopes(totals[:, 0], length + 1)  # (B,)
         going = np.array([not finished[row].done(hope) for row, hope in zip(active, hopes, strict=True)])
-        rows = (np.arange(active.size)[:, None] * beams + origins)[going].ravel()  # (B K,)
         if not going.any():
             break
-        if going.all():
-            decoding.reorder(rows)
-        else:
-            active, sequences, totals, tokens = active[going], sequences[going], totals[going], tokens[going]
-            decoding.keep(rows)
-        logits = decoding.step(tokens.ravel())
+        if not going.all():
+            active, sequences, totals = active[going], sequences[going], totals[going]
+            origins, tokens = origins[going], tokens[going]
+            decoding.keep(np.flatnonzero(going))
+        # The first tokens all follow the one row of the prefix.
+        decoding.branch(tokens, origins if length > len(limits.prompt) else np.zeros_like(origins))
     return [sentence.real() for sentence in finished]
+
+
+def _best_of_best(
+    decoding: Decoding[Tensor], totals: FloatArray, forbidden: Ids, *, renormalize: bool
+) -> _Candidates | None:
+    """The 2K best continuations of each sentence, out of the 2K best that the backend finds of each beam.
+
+    Forbidden tokens have no probability at all if scores are to be normalised again, or else are passed over.
+    None where that leaves fewer than 2K.
+    """
+    sentences, beams = totals.shape
+    scores, tokens = decoding.best(2 * beams + (0 if renormalize else len(forbidden)), forbidden if renormalize else ())
+    if not renormalize:
+        scores = np.where(np.isin(tokens, forbidden), -np.inf, scores)
+    each = scores.shape[-1]
+    shape = (sentences, beams, each)
+    copies = sentences * beams // len(scores)  # of the one row that prefill gave
+    scores = scores.repeat(copies, axis=0).reshape(shape) + totals[:, :, None]
+    tokens = tokens.repeat(copies, axis=0).reshape(sentences, -1)
+    scores = scores.reshape(sentences, -1)  # (B, K each)
+    order = np.argsort(-scores, axis=-1, kind="stable")[:, : 2 * beams]
+    best = np.take_along_axis(scores, order, 1)  # (B, 2K)
+    if best.shape[1] < 2 * beams or not np.isfinite(best).all():
+        return None
+    return _Candidates(best, order // each, np.take_along_axis(tokens, order, 1))
 
 
 def _best_continuations(log_probabilities: FloatArray, totals: FloatArray, noise: FloatArray | None) -> _Candidates:
@@ -150,9 +182,8 @@ def _best_continuations(log_probabilities: FloatArray, totals: FloatArray, noise
     sentences, beams = totals.shape
     vocabulary = log_probabilities.shape[-1]
     scores = (log_probabilities.reshape(sentences, beams, vocabulary) + totals[:, :, None]).reshape(sentences, -1)
-    kept = min(2 * beams, beams * vocabulary)
-    rivals = -scores if noise is None else -scores - noise
-    best = np.sort(np.argpartition(rivals, kept - 1, axis=-1)[:, :kept])  # (B, 2K), by index: ties go to the lower one
+    _, best = best_entries(scores if noise is None else scores + noise, min(2 * beams, beams * vocabulary))
+    best = np.sort(best)
     values = np.take_along_axis(scores, best, 1)
     order = np.argsort(-values, axis=-1, kind="stable")
     best = np.take_along_axis(best, order, 1)

@@ -15,16 +15,21 @@ TARGET = "decoder_sequence_length"
 PAST = "past_decoder_sequence_length"
 GROWN = "past_decoder_sequence_length + decoder_sequence_length"
 
-ENCODE, PREFILL, STEP, SELECT = "encode", "prefill", "step", "select"
+ENCODE, PREFILL, STEP = "encode", "prefill", "step"
 VERBS = (ENCODE, PREFILL, STEP)
+"""The spine: what every runtime of such models has."""
+BRANCH, RANK, SELECT = "branch", "rank", "select"
+"""What a search has besides: several hypotheses about one source, the best tokens, rows out of caches."""
 
 GRAPH_FILES = {
     ENCODE: "encoder_model.onnx",
     PREFILL: "decoder_model.onnx",
     STEP: "decoder_with_past_model.onnx",
+    BRANCH: "branch_model.onnx",
+    RANK: "search/rank_tokens.onnx",
     SELECT: "search/select_rows.onnx",
 }
-"""Where each graph lies in a bundle. `select` has no weights: it picks rows out of caches where these are."""
+"""Where each graph lies in a bundle. `rank` and `select` have no weights: they work on tensors where these are."""
 
 
 class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +101,31 @@ def graph_specs(dims: Dims) -> dict[str, GraphSpec]:
             (
                 TensorSpec("logits", "float32", (BATCH, 1, dims.vocab_size)),
                 *_cache(dims, "present", {"decoder": GROWN}),
+            ),
+        ),
+        BRANCH: GraphSpec(
+            BRANCH,
+            (
+                source_mask,
+                TensorSpec("input_ids", "int64", (BATCH, TARGET)),
+                TensorSpec("seen", "int64", (BATCH, TARGET, PAST)),
+                *_cache(dims, "past_key_values", {"decoder": PAST, "encoder": SOURCE}),
+            ),
+            (
+                TensorSpec("logits", "float32", (BATCH, TARGET, dims.vocab_size)),
+                *_cache(dims, "present", {"decoder": GROWN}),
+            ),
+        ),
+        RANK: GraphSpec(
+            RANK,
+            (
+                TensorSpec("logits", "float32", (BATCH, TARGET, dims.vocab_size)),
+                TensorSpec("bias", "float32", (dims.vocab_size,)),
+                TensorSpec("count", "int64", (1,)),
+            ),
+            (
+                TensorSpec("log_probabilities", "float32", (BATCH, TARGET, "count")),
+                TensorSpec("tokens", "int64", (BATCH, TARGET, "count")),
             ),
         ),
         SELECT: _select_spec(dims),

@@ -1,10 +1,11 @@
 """The decoder at work on one batch: prefill once, then step after step, on rows that move and leave."""
 
+from collections.abc import Sequence
 from typing import Generic, NamedTuple
 
 import numpy as np
 
-from .backend import Backend, Cache, FloatArray, IntArray, Tensor
+from .backend import Array, Backend, Cache, FloatArray, IntArray, Tensor
 from .errors import GraphError
 
 
@@ -26,7 +27,7 @@ class Limits(NamedTuple):
 
 
 class Decoding(Generic[Tensor]):
-    """One batch between `prefill` and its last `step`. A row is one hypothesis in the making.
+    """One batch between `prefill` and its last token. A row is one hypothesis in the making, or one source's beams.
 
     Args:
         backend: Runs the model.
@@ -40,40 +41,59 @@ class Decoding(Generic[Tensor]):
         self._source_mask = source_mask
         self._mask = backend.put(source_mask)
         self._cache: Cache[Tensor] = ()
+        self._seen: IntArray = np.empty((len(source_ids), 1, 0), np.int64)
+        self._kept: IntArray = np.arange(len(source_ids))  # rows of the last logits
         self.rows = len(source_ids)
 
-    def start(self, prompt: tuple[int, ...]) -> FloatArray:
-        """Encode the source and prefill with `prompt`, the same in every row; logits `(B, V)` of the token after it."""
+    def start(self, prompt: tuple[int, ...]) -> None:
+        """Encode the source and prefill with `prompt`, the same in every row."""
         memory = self._backend.encode(self._backend.put(self._source_ids), self._mask)
         ids = np.tile(np.array(prompt, np.int64), (self.rows, 1))  # (B, T)
-        logits, self._cache = self._backend.prefill(self._backend.put(ids), memory, self._mask)
-        return self._last(logits)
+        self._logits, self._cache = self._backend.prefill(self._backend.put(ids), memory, self._mask)
+        self._kept = np.arange(self.rows)
+        self._seen = np.ones((self.rows, 1, len(prompt)), np.int64)
 
-    def step(self, tokens: IntArray) -> FloatArray:
-        """Append one token a row; logits `(rows, V)` of the next."""
-        logits, self._cache = self._backend.step(self._backend.put(tokens[:, None]), self._mask, self._cache)
-        return self._last(logits)
+    def step(self, tokens: IntArray) -> None:
+        """Append one token a row, `(rows,)`."""
+        self._logits, self._cache = self._backend.step(self._backend.put(tokens[:, None]), self._mask, self._cache)
+        self._kept = np.arange(self.rows)
 
-    def reorder(self, rows: IntArray) -> None:
-        """Let row i go on from what row `rows[i]` had seen; both belong to the same sentence."""
-        self._cache = self._backend.reorder(self._cache, rows)
+    def branch(self, tokens: IntArray, origins: IntArray) -> None:
+        """Append a token to each of K beams a row: beam k goes on from what beam `origins[:, k]` had seen.
+
+        Args:
+            tokens: `(rows, K)`.
+            origins: `(rows, K)`; all 0 after `start`, where there is one beam yet.
+        """
+        seen = np.take_along_axis(self._seen, origins[:, :, None], 1)  # (rows, K, P)
+        ids = self._backend.put(tokens)
+        self._logits, self._cache = self._backend.branch(ids, self._mask, self._backend.put(seen), self._cache)
+        self._kept = np.arange(self.rows)
+        own = np.tile(np.eye(tokens.shape[1], dtype=np.int64), (self.rows, 1, 1))  # (rows, K, K)
+        self._seen = np.concatenate([seen, own], 2)  # (rows, K, P + K)
+
+    def logits(self) -> FloatArray:
+        """Logits of each hypothesis's next token: `(rows, V)`, or `(rows K, V)` of beams."""
+        array = self._backend.get(self._logits)
+        return self._last(array).astype(np.float32).reshape(-1, array.shape[-1])
+
+    def best(self, count: int, forbidden: Sequence[int]) -> tuple[FloatArray, IntArray]:
+        """Log-probabilities and tokens of each hypothesis's `count` best, `(rows, count)` or `(rows K, count)` each."""
+        scores, tokens = self._backend.rank(self._logits, forbidden, count)
+        kept = scores.shape[-1]
+        return self._last(scores).reshape(-1, kept), self._last(tokens).reshape(-1, kept)
 
     def keep(self, rows: IntArray) -> None:
         """Go on with `rows` alone, in that order; a row may be taken more than once."""
         self._cache = self._backend.select(self._cache, rows)
         self._source_mask = self._source_mask[rows]
         self._mask = self._backend.put(self._source_mask)
+        self._kept, self._seen = self._kept[rows], self._seen[rows]
         self.rows = len(rows)
 
-    def _last(self, logits: Tensor) -> FloatArray:
-        array = self._backend.get(logits)
-        if len(array) != self.rows:
+    def _last(self, array: Array) -> Array:
+        """The rows that are kept of `array (rows, T, ...)`, and of these all beams or the last position of a prefix."""
+        if len(array) <= self._kept.max(initial=-1):
             raise GraphError(f"the graphs gave logits of {len(array)} rows, expected {self.rows}")
-        return array[:, -1].astype(np.float32)  # (rows, V)
-
-
-def log_softmax(logits: FloatArray) -> FloatArray:
-    """Log-probabilities along the last axis."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    result: FloatArray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
+        kept = array[self._kept]
+        return kept if self._seen.shape[1] > 1 else kept[:, -1:]

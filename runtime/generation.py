@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from .backend import Backend, FloatArray, IntArray, Tensor
 from .beam_search import beam_search
-from .decoding import Decoding, Limits, SpecialIds, log_softmax
+from .decoding import Decoding, Limits, SpecialIds
 from .errors import GenerationError
 from .generation_config import GenerationConfig
-from .logit_rules import Rule, apply_rules, logit_rules
+from .logit_rules import Bans, Rule, apply_rules, logit_rules, shared_bans
+from .ranking import log_softmax
 from .sampling import Noise, draw, random_streams
 
 __all__ = ["GenerationConfig", "Hypothesis", "generate", "pad"]
@@ -54,6 +56,7 @@ def generate(
     """
     limits = _limits(config, special, max_positions)
     rules = logit_rules(config, limits, special)
+    bans = partial(shared_bans, config, limits, special)
     source_ids, source_mask = pad(sources, special.pad)
     decoding = Decoding(backend, source_ids, source_mask)
     if config.num_beams == 1:
@@ -61,7 +64,7 @@ def generate(
         if config.do_sample:
             steps, streams = limits.longest - len(limits.prompt), random_streams(config, sources)
             uniforms = np.stack([stream.random(steps) for stream in streams])
-        return _single_search(decoding, config, limits, special, rules=rules, uniforms=uniforms)
+        return _single_search(decoding, config, limits, special, rules=rules, bans=bans, uniforms=uniforms)
     found = beam_search(
         decoding,
         limits,
@@ -70,6 +73,8 @@ def generate(
         length_penalty=config.length_penalty,
         early_stopping=config.early_stopping,
         rules=rules,
+        bans=bans,
+        renormalize=config.renormalize_logits,
         noise=Noise(random_streams(config, sources)) if config.do_sample else None,
     )
     return [
@@ -131,17 +136,18 @@ def _single_search(
     special: SpecialIds,
     *,
     rules: Sequence[Rule],
+    bans: Bans,
     uniforms: FloatArray | None,
 ) -> list[list[Hypothesis]]:
     """Outputs of each sentence that grow by themselves, one token a step. A finished one leaves the batch.
 
-    A token is the most probable one, or is drawn with one of `uniforms (rows, steps)`.
+    A token is the most probable one, or is drawn with one of `uniforms (rows, steps)`. Where `bans` say all that the
+    `rules` do, the backend ranks the tokens itself.
     """
-    logits = decoding.start(limits.prompt)  # (B, V)
+    decoding.start(limits.prompt)
     outputs = config.num_return_sequences
     if outputs > 1:
         decoding.keep(np.arange(decoding.rows).repeat(outputs))
-        logits = logits.repeat(outputs, axis=0)  # (B outputs, V)
     prompt = len(limits.prompt)
     sequences = np.empty((decoding.rows, limits.longest), np.int64)
     sequences[:, :prompt] = limits.prompt
@@ -149,14 +155,15 @@ def _single_search(
     totals = np.zeros(decoding.rows)
     active = np.arange(decoding.rows)
     for length in range(prompt, limits.longest):
-        if rules:
-            logits = apply_rules(rules, logits, sequences[active, :length])
-            _require_a_choice(logits)
-        log_probabilities = log_softmax(logits)
-        drawn = None if uniforms is None else draw(log_probabilities, uniforms[active, length - prompt])
-        tokens = logits.argmax(-1) if drawn is None else drawn  # (rows,)
+        forbidden = bans(length)
+        best = None if forbidden is None else decoding.best(1, forbidden)
+        if best is not None and np.isfinite(best[0]).all():
+            gains, tokens = best[0][:, 0], best[1][:, 0]  # (rows,) each
+        else:  # a rule needs all scores, or there is nothing to choose from
+            logits = apply_rules(rules, decoding.logits(), sequences[active, :length])
+            gains, tokens = _chosen(logits, None if uniforms is None else uniforms[active, length - prompt])
         sequences[active, length] = tokens
-        totals[active] += np.take_along_axis(log_probabilities, tokens[:, None], 1)[:, 0]
+        totals[active] += gains
         lengths[active[tokens == special.eos]] = length + 1
         going = np.flatnonzero(tokens != special.eos)
         if not going.size or length + 1 == limits.longest:
@@ -164,13 +171,21 @@ def _single_search(
         if going.size < active.size:
             active, tokens = active[going], tokens[going]
             decoding.keep(going)
-        logits = decoding.step(tokens)
+        decoding.step(tokens)
     scores: FloatArray = totals / (lengths - prompt) ** config.length_penalty
     found = [
         Hypothesis(row[1:length].tolist(), float(score))
         for row, length, score in zip(sequences, lengths, scores, strict=True)
     ]
     return [found[place : place + outputs] for place in range(0, len(found), outputs)]
+
+
+def _chosen(logits: FloatArray, uniforms: FloatArray | None) -> tuple[FloatArray, IntArray]:
+    """Log-probability and token of each row: the best one, or the one that is drawn with `uniforms`."""
+    _require_a_choice(logits)
+    log_probabilities = log_softmax(logits)
+    tokens = logits.argmax(-1) if uniforms is None else draw(log_probabilities, uniforms)
+    return np.take_along_axis(log_probabilities, tokens[:, None], 1)[:, 0], tokens
 
 
 def _require_a_choice(scores: FloatArray) -> None:

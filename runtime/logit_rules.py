@@ -12,12 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from .backend import FloatArray, IntArray
-from .decoding import Limits, SpecialIds, log_softmax
+from .decoding import Limits, SpecialIds
 from .errors import GenerationError
-from .generation_config import GenerationConfig
+from .generation_config import GenerationConfig, Ids
+from .ranking import log_softmax
 from .sampling import divide_by_temperature, keep_top_k, keep_top_p
 
 Rule = Callable[[FloatArray, IntArray], FloatArray]
+Bans = Callable[[int], Ids | None]
+"""From a length to what is forbidden to all sequences of that length; see `shared_bans`."""
 
 
 def logit_rules(config: GenerationConfig, limits: Limits, special: SpecialIds) -> list[Rule]:
@@ -66,6 +69,24 @@ def _sampling_rules(config: GenerationConfig, *, at_least: int) -> Iterator[Rule
         yield partial(keep_top_k, count=max(config.top_k, at_least))
     if config.top_p < 1:
         yield partial(keep_top_p, mass=config.top_p, at_least=at_least)
+
+
+def shared_bans(config: GenerationConfig, limits: Limits, special: SpecialIds, length: int) -> Ids | None:
+    """All that the rules of `config` do to sequences of `length` tokens, where that is to forbid some to every one.
+
+    None where a rule looks at a sequence or changes other scores, so that all scores are needed.
+    """
+    forced = {(config.forced_bos_token_id, 1), (config.forced_eos_token_id, limits.longest - 1)}
+    if (
+        config.do_sample
+        or config.repetition_penalty != 1
+        or config.no_repeat_ngram_size
+        or any(len(word) > 1 for word in config.bad_words_ids)
+        or any(token is not None and place == length for token, place in forced)
+    ):
+        return None
+    early = [special.eos] if length < limits.shortest else []
+    return tuple(sorted({word[0] for word in config.bad_words_ids}.union(config.suppress_tokens, early)))
 
 
 def apply_rules(rules: Sequence[Rule], scores: FloatArray, sequences: IntArray) -> FloatArray:

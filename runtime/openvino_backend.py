@@ -5,7 +5,7 @@ import sys
 from .array_backend import ArrayBackend
 from .backend import Array
 from .bundle import Bundle
-from .contract import VERBS, graph_specs
+from .contract import BRANCH, VERBS, graph_specs
 from .errors import BundleError, ProviderError
 from .session import MOST_THREADS, available_cpus
 
@@ -46,7 +46,7 @@ def openvino_backend(bundle: Bundle, threads: int | None = None) -> ArrayBackend
     }
     specs = graph_specs(bundle.passport.dims)
     core = ov.Core()
-    graphs = {verb: _compiled(core, bundle, verb, settings) for verb in VERBS}
+    graphs = {verb: _compiled(core, bundle, verb, settings) for verb in (*VERBS, BRANCH)}
 
     def run(verb: str, inputs: dict[str, Array]) -> dict[str, Array]:
         results = graphs[verb](inputs)

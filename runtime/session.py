@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime import OrtValue
 
-from .backend import Array, Cache, GraphVerbs, IntArray, LayerCache
+from .backend import Array, Cache, FloatArray, GraphVerbs, IntArray, LayerCache
 from .bundle import Bundle
-from .contract import SELECT, GraphSpec, TensorSpec, graph_specs
+from .contract import BRANCH, GRAPH_FILES, RANK, SELECT, STEP, GraphSpec, TensorSpec, contract_problems, graph_specs
 from .errors import BundleError, GraphError, ProviderError
 
 Provider = Literal["cpu", "cuda"]
@@ -34,6 +34,9 @@ ELEMENT_TYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 MOST_THREADS = 256
 """Each of the sessions starts that many; some hundred thousand would take all memory before anything ran."""
 
+SLOWER = ["SkipLayerNormFusion"]
+"""Rewritings of graphs that cost time: on many rows the fused operator is slower than the two that it replaces."""
+
 HEAVY = {"Attention", "Gather", "Gemm", "LayerNormalization", "MatMul", "Softmax"}
 """Operators that must run on the requested provider; shapes are computed on the CPU everywhere."""
 
@@ -47,11 +50,12 @@ class OrtBackend(GraphVerbs[OrtValue]):
         threads: Threads of one operator, all graphs alike; None for the CPUs that this process may use.
         optimization: How much ONNX Runtime may rewrite the graphs.
         allow_fallback: Take the CPU where `provider` cannot run the graphs, instead of refusing.
+        checked: Refuse graphs that are not what the contract says; who examines a bundle wants to see them.
 
     Raises:
         ProviderError: `provider` is not there, or would leave heavy operators to the CPU; or `threads` is
             impossible.
-        BundleError: ONNX Runtime cannot load a graph.
+        BundleError: ONNX Runtime cannot load a graph. On the CPU this comes when the graph is first used.
 
     Every verb raises `GraphError` when ONNX Runtime gives up on it.
     """
@@ -64,6 +68,7 @@ class OrtBackend(GraphVerbs[OrtValue]):
         threads: int | None = None,
         optimization: Optimization = "all",
         allow_fallback: bool = False,
+        checked: bool = False,
     ) -> None:
         if provider not in EXECUTION_PROVIDERS:
             raise ProviderError(f"provider is {provider!r}, expected one of {', '.join(EXECUTION_PROVIDERS)}")
@@ -71,26 +76,30 @@ class OrtBackend(GraphVerbs[OrtValue]):
             raise ProviderError(f"threads is {threads}, expected 1 to {MOST_THREADS}")
         if optimization not in OPTIMIZATIONS:
             raise ProviderError(f"optimization is {optimization!r}, expected one of {', '.join(OPTIMIZATIONS)}")
-        self._graphs = _load(bundle, provider, threads, optimization)
-        missed = dict.fromkeys(problem for graph in self._graphs.values() if (problem := graph.missed(provider)))
+        self._graphs = _Graphs(bundle, provider, threads, optimization, checked=checked)
+        missed = self._graphs.missed()
         if missed and not allow_fallback:
             raise ProviderError(
                 f"{provider} was asked for, but would not run this bundle: {'; '.join(missed)}. "
                 "Install what it needs, or run it on the CPU"
             )
         if missed:
-            self._graphs = _load(bundle, "cpu", threads, optimization)
+            self._graphs = _Graphs(bundle, "cpu", threads, optimization, checked=checked)
         self.provider: Provider = "cpu" if missed else provider
         """Where the graphs really run."""
-        super().__init__(bundle.passport.dims.layers)
+        self._dims = bundle.passport.dims
+        self._bias: tuple[tuple[int, ...], OrtValue] | None = None
+        super().__init__(self._dims.layers)
 
-    def reorder(self, cache: Cache[OrtValue], rows: IntArray) -> Cache[OrtValue]:
-        """See `Backend.reorder`."""
-        picked = self._select([tensor for layer in cache for tensor in layer[:2]], rows)
-        return tuple(LayerCache(*pair, *layer[2:]) for pair, layer in zip(picked, cache, strict=True))
+    def rank(self, logits: OrtValue, forbidden: Sequence[int], count: int) -> tuple[FloatArray, IntArray]:
+        """See `Backend.rank`."""
+        kept = np.array([min(count, self._dims.vocab_size)])
+        scores, tokens = self._outputs(RANK, [logits, self._forbidding(tuple(forbidden)), self.put(kept)])
+        return self.get(scores), self.get(tokens)
 
     def select(self, cache: Cache[OrtValue], rows: IntArray) -> Cache[OrtValue]:
         """See `Backend.select`."""
+        # The graph takes as many tensors as a decoder has on one side.
         target = self._select([tensor for layer in cache for tensor in layer[:2]], rows)
         source = self._select([tensor for layer in cache for tensor in layer[2:]], rows)
         return tuple(LayerCache(*ours, *theirs) for ours, theirs in zip(target, source, strict=True))
@@ -109,10 +118,18 @@ class OrtBackend(GraphVerbs[OrtValue]):
 
     def found_specs(self) -> dict[str, GraphSpec]:
         """Inputs and outputs that the graphs really have."""
-        return {verb: graph.found_spec() for verb, graph in self._graphs.items()}
+        return {verb: self._graphs[verb].found_spec() for verb in GRAPH_FILES}
 
     def _outputs(self, verb: str, inputs: Iterable[OrtValue]) -> list[OrtValue]:
         return self._graphs[verb].run(inputs, self._device)
+
+    def _forbidding(self, tokens: tuple[int, ...]) -> OrtValue:
+        """What is added to logits, `(V,)`, to forbid `tokens`; the same for many steps."""
+        if self._bias is None or self._bias[0] != tokens:
+            bias = np.zeros(self._dims.vocab_size, np.float32)
+            bias[list(tokens)] = -np.inf
+            self._bias = tokens, self.put(bias)
+        return self._bias[1]
 
     @property
     def _device(self) -> str:
@@ -124,9 +141,35 @@ class OrtBackend(GraphVerbs[OrtValue]):
         return list(zip(picked[::2], picked[1::2], strict=True))
 
 
-def _load(bundle: Bundle, provider: Provider, threads: int | None, optimization: Optimization) -> "dict[str, _Graph]":
-    specs = graph_specs(bundle.passport.dims)
-    return {verb: _Graph(spec, bundle.path(verb), provider, threads, optimization) for verb, spec in specs.items()}
+class _Graphs:
+    """The graphs of a bundle by verb. On the CPU each is loaded when it is first asked for: few tasks need them all."""
+
+    def __init__(
+        self, bundle: Bundle, provider: Provider, threads: int | None, optimization: Optimization, *, checked: bool
+    ) -> None:
+        self._bundle = bundle
+        self._checked = checked
+        self._provider: Provider = provider
+        self._threads = threads
+        self._optimization: Optimization = optimization
+        self._specs = graph_specs(bundle.passport.dims)
+        self._loaded: dict[str, _Graph] = {}
+
+    def __getitem__(self, verb: str) -> "_Graph":
+        if verb not in self._loaded:
+            path, spec = self._bundle.path(verb), self._specs[verb]
+            graph = _Graph(spec, path, self._provider, self._threads, self._optimization)
+            problems = contract_problems({verb: spec}, {verb: graph.found_spec()}) if self._checked else []
+            if problems:
+                raise BundleError(f"{path} is not what its passport says: {'; '.join(problems)}")
+            self._loaded[verb] = graph
+        return self._loaded[verb]
+
+    def missed(self) -> list[str]:
+        """Why the provider would not run these graphs; nothing where it would."""
+        if self._provider == "cpu":
+            return []
+        return list(dict.fromkeys(why for verb in self._specs if (why := self[verb].missed(self._provider))))
 
 
 class _Graph:
@@ -137,11 +180,13 @@ class _Graph:
     ) -> None:
         self._spec = spec
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads or available_cpus()
+        options.intra_op_num_threads = 1 if spec.verb == RANK else threads or available_cpus()
         options.inter_op_num_threads = 1
         options.graph_optimization_level = OPTIMIZATIONS[optimization]
         options.log_severity_level = 4  # what is fatal comes as an exception
         options.enable_mem_pattern = False  # it keeps a plan for every shape that ever came
+        if spec.verb not in (STEP, BRANCH):  # the threads of all others would wait for work while a step needs the CPUs
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if provider == "cuda":
             _load_cuda_libraries()
@@ -149,7 +194,7 @@ class _Graph:
         # ONNX Runtime warns about those that its build does not have; `missed` says it once.
         providers = [name for name in wanted if name in ort.get_available_providers()]
         try:
-            self._session = ort.InferenceSession(path, options, providers=providers)
+            self._session = ort.InferenceSession(path, options, providers, disabled_optimizers=SLOWER)
         except Exception as error:  # ONNX Runtime's own exceptions share no public base
             raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {path}: {error}") from None
 

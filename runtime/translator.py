@@ -7,8 +7,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from .bundle import Bundle
-from .contract import contract_problems, graph_specs
-from .errors import BundleError, GenerationError, InputTooLongError, TokenizerError
+from .errors import GenerationError, InputTooLongError, TokenizerError
 from .generation import Hypothesis, generate
 from .generation_config import GenerationConfig, named_ids
 from .session import OrtBackend, Provider
@@ -71,10 +70,7 @@ class Translator:
             TokenizerError: the tokenizer's files are damaged, or a language is unknown or missing.
         """
         bundle = Bundle(Path(path))
-        backend = OrtBackend(bundle, provider=provider, threads=threads, allow_fallback=allow_fallback)
-        problems = contract_problems(graph_specs(bundle.passport.dims), backend.found_specs())
-        if problems:
-            raise BundleError(f"the graphs of {path} are not what its passport says: {'; '.join(problems)}")
+        backend = OrtBackend(bundle, provider=provider, threads=threads, allow_fallback=allow_fallback, checked=True)
         tokenizer = open_tokenizer(bundle.folder, source_language, target_language)
         if tokenizer.languages and not tokenizer.target_language and not _has_target(bundle, tokenizer):
             raise TokenizerError(

@@ -12,7 +12,7 @@ from runtime_support import DEPLOYMENT, GRAPH, TINY, TOKENS, Delegate, failed
 
 from runtime.backend import Array, Cache, FloatArray
 from runtime.bundle import WEIGHTS, Bundle, record_files, write_passport
-from runtime.decoding import log_softmax
+from runtime.ranking import log_softmax
 from runtime.errors import GraphError, ThresholdError
 from runtime.exam import Exam, TokenCase
 from runtime.generation import GenerationConfig, Hypothesis

@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.beam_search import beam_search
-from runtime.decoding import Decoding, Limits, SpecialIds, log_softmax
+from runtime.decoding import Decoding, Limits, SpecialIds
+from runtime.ranking import log_softmax
 from runtime.errors import GenerationError
 from runtime.generation import Hypothesis, generate, pad
 from runtime.generation_config import GenerationConfig

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from generation_support import EOS, POSITIONS, SPECIAL, TableBackend, random_table, written_table
 
-from runtime.decoding import SpecialIds, log_softmax
+from runtime.decoding import SpecialIds
+from runtime.ranking import log_softmax
 from runtime.generation import Hypothesis, generate
 from runtime.generation_config import GenerationConfig
 from runtime.sampling import draw

@@ -8,9 +8,9 @@ import numpy as np
 from ..backend import Array, Backend, FloatArray
 from ..bundle import Passport
 from ..contract import PREFILL, STEP
-from ..decoding import log_softmax
 from ..errors import GraphError
 from ..generation import GenerationConfig, Hypothesis, generate, pad
+from ..ranking import log_softmax
 from ..tokenizer import Tokenizer
 
 
