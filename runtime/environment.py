@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from .session import available_cpus
+from .threads import available_cpus
 
 PACKAGES = ("seq2onnx", "numpy", "onnxruntime", "onnx", "openvino", "torch")
 """Those of the installed ones are named whose versions can change a result."""

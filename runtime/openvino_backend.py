@@ -7,7 +7,8 @@ from .backend import Array
 from .bundle import Bundle
 from .contract import BRANCH, VERBS, graph_specs
 from .errors import BundleError, ProviderError
-from .session import MOST_THREADS, available_cpus
+from .session import MOST_THREADS
+from .threads import available_cpus
 
 # Importing OpenVINO tells its makers so over the network, unless the package that does this is missing.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None makes its import fail

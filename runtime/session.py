@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,8 +12,9 @@ from onnxruntime import OrtValue
 
 from .backend import Array, Cache, FloatArray, GraphVerbs, IntArray, LayerCache
 from .bundle import Bundle
-from .contract import BRANCH, GRAPH_FILES, RANK, SELECT, STEP, GraphSpec, TensorSpec, contract_problems, graph_specs
+from .contract import GRAPH_FILES, RANK, SELECT, GraphSpec, TensorSpec, contract_problems, graph_specs
 from .errors import BundleError, GraphError, ProviderError
+from .threads import available_cpus, use_threads
 
 Provider = Literal["cpu", "cuda"]
 Optimization = Literal["none", "basic", "extended", "all"]
@@ -180,13 +180,10 @@ class _Graph:
     ) -> None:
         self._spec = spec
         options = ort.SessionOptions()
-        options.intra_op_num_threads = 1 if spec.verb == RANK else threads or available_cpus()
-        options.inter_op_num_threads = 1
+        use_threads(options, threads or available_cpus())
         options.graph_optimization_level = OPTIMIZATIONS[optimization]
         options.log_severity_level = 4  # what is fatal comes as an exception
         options.enable_mem_pattern = False  # it keeps a plan for every shape that ever came
-        if spec.verb not in (STEP, BRANCH):  # the threads of all others would wait for work while a step needs the CPUs
-            options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if provider == "cuda":
             _load_cuda_libraries()
@@ -236,14 +233,6 @@ class _Graph:
         }
         heavy = sorted(elsewhere & HEAVY)
         return f"{', '.join(heavy)} of {self._spec.verb} would run on the CPU" if heavy else None
-
-
-def available_cpus() -> int:
-    """CPUs that this process may use: a container's or `taskset`'s share, not the machine's."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has it
-        return os.cpu_count() or 1
 
 
 def _load_cuda_libraries() -> None:

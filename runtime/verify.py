@@ -16,7 +16,8 @@ from .parity import RUNGS, Report, sit
 from .parity.candidate import Candidate
 from .parity.ladder import as_setting, with_settings
 from .parity.report import CaseResult, SettingResult, rung_result
-from .session import OPTIMIZATIONS, Optimization, OrtBackend, Provider, available_cpus
+from .session import OPTIMIZATIONS, Optimization, OrtBackend, Provider
+from .threads import available_cpus
 from .tokenizer import open_tokenizer
 
 RuntimeName = Literal["ort-cpu", "ort-cuda", "openvino", "reference"]

@@ -12,13 +12,13 @@ from runtime_support import DEPLOYMENT, GRAPH, TINY, TOKENS, Delegate, failed
 
 from runtime.backend import Array, Cache, FloatArray
 from runtime.bundle import WEIGHTS, Bundle, record_files, write_passport
-from runtime.ranking import log_softmax
 from runtime.errors import GraphError, ThresholdError
 from runtime.exam import Exam, TokenCase
 from runtime.generation import GenerationConfig, Hypothesis
 from runtime.parity.candidate import Candidate
 from runtime.parity.gate import PRECISIONS, THRESHOLDS, UNKNOWN, chrf, figures, kl_divergence, loops, thresholds
 from runtime.parity.report import Figure
+from runtime.ranking import log_softmax
 from runtime.session import OrtBackend
 from runtime.tokenizer import open_tokenizer
 from runtime.verify import sit_bundle

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from runtime.beam_search import beam_search
 from runtime.decoding import Decoding, Limits, SpecialIds
-from runtime.ranking import log_softmax
 from runtime.errors import GenerationError
 from runtime.generation import Hypothesis, generate, pad
 from runtime.generation_config import GenerationConfig
+from runtime.ranking import log_softmax
 
 
 def search(table: Table, sources: Sequence[Source], **options: Any) -> list[list[Hypothesis]]:

@@ -8,9 +8,9 @@ import pytest
 from generation_support import EOS, POSITIONS, SPECIAL, TableBackend, random_table, written_table
 
 from runtime.decoding import SpecialIds
-from runtime.ranking import log_softmax
 from runtime.generation import Hypothesis, generate
 from runtime.generation_config import GenerationConfig
+from runtime.ranking import log_softmax
 from runtime.sampling import draw
 
 

@@ -15,7 +15,8 @@ from runtime.backend import Array, Cache
 from runtime.bundle import Bundle, record_files
 from runtime.contract import graph_specs
 from runtime.errors import BundleError, GraphError, ProviderError
-from runtime.session import OPTIMIZATIONS, Optimization, OrtBackend, available_cpus
+from runtime.session import OPTIMIZATIONS, Optimization, OrtBackend
+from runtime.threads import available_cpus
 from runtime.verbs import call
 
 SOURCE = np.array([[4, 9, 7, 3], [5, 6, 3, 0], [8, 3, 0, 0]])

@@ -14,7 +14,7 @@ from exporters.restore import restore_model
 from models.checkpoint import save_checkpoint
 from runtime.bundle import Bundle, record_files
 from runtime.parity.gate import THRESHOLDS
-from runtime.session import available_cpus
+from runtime.threads import available_cpus
 from runtime.tokenizer import TOKENIZER_FILES
 from runtime.verify import Setting
 from toolkit.cli import main
