@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import Tensor, nn
 
 from models.config import ModelConfig
@@ -156,6 +157,9 @@ def _export(verb: _Verb, spec: GraphSpec, opset: int) -> ir.Model:
     _conform(model.graph, spec)
     _hide_wholly(model.graph)
     _grow_inside(model.graph)
+    if spec.verb == STEP:
+        _split_one_token(model.graph)
+        RemoveUnusedNodesPass()(model)
     _forget_the_trace(model)
     return model
 
@@ -213,6 +217,32 @@ def _grow_inside(graph: ir.Graph) -> None:
             ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
             graph.remove(concat)
             after.name = name
+
+
+def _split_one_token(graph: ir.Graph) -> None:
+    """Split and join the heads of a single token by reshaping alone: `(B, 1, H D)` and `(B, H, 1, D)` lie alike."""
+    for node in [node for node in graph if node.op_type == "Transpose"]:
+        before, shape = node.inputs[0], node.outputs[0].shape
+        if before is None or shape is None or len(shape) != 4:
+            continue
+        split = before.producer()
+        following = [user for user, _ in node.outputs[0].uses()]
+        if split is not None and split.op_type == "Reshape":  # into heads
+            _reshape_instead(graph, split.inputs[0], node, node.outputs[0])
+        elif [user.op_type for user in following] == ["Reshape"]:  # out of them
+            _reshape_instead(graph, before, following[0], following[0].outputs[0])
+
+
+def _reshape_instead(graph: ir.Graph, given: ir.Value | None, last: ir.Node, result: ir.Value) -> None:
+    """Let `result`, whose rows are as many as those of `given`, be `given` in another shape."""
+    sizes = [0, *(size for size in (result.shape or ())[1:])]
+    name = f"shape.{'.'.join(map(str, sizes))}"
+    shape = graph.initializers.get(name)
+    if shape is None:
+        shape = ir.val(name, const_value=ir.tensor(np.array(sizes, np.int64), name=name))
+        graph.register_initializer(shape)
+    reshaped = ir.node("Reshape", [given, shape], name=last.name, metadata_props=dict(last.metadata_props))
+    ir.convenience.replace_nodes_and_values(graph, last, [last], [reshaped], [result], list(reshaped.outputs))
 
 
 def _forget_the_trace(model: ir.Model) -> None:
