@@ -38,6 +38,7 @@ def convert_folder(
     Raises:
         ModelError: the model cannot be imported.
         TokenizerError: a file of the tokenizer is missing or damaged.
+        GenerationError: an option of the search is impossible or not supported.
         ExportError: the tokenizer is not the model's, or something else stands at `target`.
     """
     if target.exists() and not (target / CONFIG_FILE).is_file():

@@ -69,7 +69,10 @@ def export_bundle(
         What the ladder found on the recorded exam.
 
     Raises:
-        ExportError: the model cannot be exported, or an examination failed; nothing is left behind.
+        ModelError: the model cannot be loaded or imported.
+        TokenizerError: a file of the tokenizer is missing or damaged.
+        GenerationError: an option of the search is impossible or not supported.
+        ExportError: the model cannot be exported, or an examination failed. In every case nothing is left behind.
     """
     _refuse_to_overwrite(target, force=force)
     say("loading the checkpoint")

@@ -1,7 +1,8 @@
 """Reading `generation_config.json`, as transformers writes it: options that are known, harmless, or refused."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -80,6 +81,14 @@ NEUTRAL: dict[str, Any] = {
 """Options of transformers that are not supported, and the value at which they do nothing; null does nothing either."""
 
 
+class FileOptions(NamedTuple):
+    """How a file says to search."""
+
+    config: GenerationConfig
+    notes: list[str]
+    """What the file says and nobody follows, since it means nothing or cannot be reached."""
+
+
 def read_generation_config(path: Path | str) -> GenerationConfig:
     """The options in the `generation_config.json` at `path`.
 
@@ -97,21 +106,53 @@ def read_generation_config(path: Path | str) -> GenerationConfig:
         raise GenerationError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise GenerationError(f"{path} is no generation_config.json: {error}") from None
+    return file_options(path, content).config
+
+
+def file_options(path: Path, content: Mapping[str, Any], max_positions: int | None = None) -> FileOptions:
+    """The options in `content`, which was read from `path`; see `read_generation_config`.
+
+    Args:
+        path: Named in errors.
+        content: What `generation_config.json` holds, by transformers' names.
+        max_positions: Of the model, to which lengths are cut down; None to leave them as they are.
+
+    Raises:
+        GenerationError: see `read_generation_config`.
+    """
     given = {name: value for name, value in content.items() if value is not None}
     problems = _refused(given)
     known = {name: value for name, value in given.items() if name in GenerationConfig.__struct_fields__}
     known = {name: value for name, value in known.items() if name not in OWN}
     if isinstance(known.get("forced_eos_token_id"), list) and len(known["forced_eos_token_id"]) == 1:
         (known["forced_eos_token_id"],) = known["forced_eos_token_id"]
+    notes = []
     if known.get("do_sample", False) is False:
-        known = {name: value for name, value in known.items() if name not in SAMPLING_OPTIONS}
+        unused = {name: known.pop(name) for name in SAMPLING_OPTIONS if name in known}
+        neutral = {field.name: field.default for field in msgspec.structs.fields(GenerationConfig)}
+        notes += [
+            f"{name} {value}, which means nothing without do_sample"
+            for name, value in unused.items()
+            if value != neutral[name]
+        ]
+    if max_positions is not None:
+        notes += _cut(known, max_positions)
     try:
         config = GenerationConfig(**known)
     except GenerationError as error:
         problems.append(str(error).removeprefix("generation: "))
     if problems:
         raise GenerationError(f"{path}: {'; '.join(problems)}")
-    return config
+    return FileOptions(config, notes)
+
+
+def _cut(known: dict[str, Any], max_positions: int) -> Iterator[str]:
+    """Cut the greatest lengths in `known` down to what the model can reach, and tell which."""
+    for name, most in (("max_length", max_positions), ("max_new_tokens", max_positions - 1)):  # after the start token
+        asked = known.get(name)
+        if type(asked) is int and asked > most:
+            known[name] = most
+            yield f"{name} {asked}, as the model has {max_positions} positions"
 
 
 def _refused(given: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import msgspec
+from msgspec.structs import replace
 
 from .bundle import Bundle
 from .errors import GenerationError, InputTooLongError, TokenizerError
@@ -27,6 +27,14 @@ class Translation(NamedTuple):
     """The other `num_return_sequences - 1` outputs, the best first, or as they were drawn."""
 
 
+class Beginning(NamedTuple):
+    """The tokens that every output of a translator begins with."""
+
+    start: int
+    language: int | None = None
+    """The token after the start, where the target language stands there."""
+
+
 class Translator:
     """Translates with the three graphs of a bundle.
 
@@ -34,13 +42,12 @@ class Translator:
     batches by tokens, and come back in their own order. A sentence gets the same output alone and among others.
     """
 
-    def __init__(self, bundle: Bundle, backend: OrtBackend, tokenizer: Tokenizer) -> None:
+    def __init__(self, bundle: Bundle, backend: OrtBackend, tokenizer: Tokenizer, beginning: Beginning) -> None:
         self._passport = bundle.passport
         self._backend = backend
         self._tokenizer = tokenizer
-        self._special = self._passport.special
-        if tokenizer.target_language and tokenizer.forced_bos is None:  # outputs start with the language itself
-            self._special = self._special._replace(start=tokenizer.special.start)
+        self._special = self._passport.special._replace(start=beginning.start)
+        self._language = beginning.language
 
     @classmethod
     def open(
@@ -72,12 +79,7 @@ class Translator:
         bundle = Bundle(Path(path))
         backend = OrtBackend(bundle, provider=provider, threads=threads, allow_fallback=allow_fallback, checked=True)
         tokenizer = open_tokenizer(bundle.folder, source_language, target_language)
-        if tokenizer.languages and not tokenizer.target_language and not _has_target(bundle, tokenizer):
-            raise TokenizerError(
-                f"{path} does not say what to translate into: choose a target_language, one of "
-                f"{', '.join(tokenizer.languages[:8])}, ... ({len(tokenizer.languages)} in all)"
-            )
-        return cls(bundle, backend, tokenizer)
+        return cls(bundle, backend, tokenizer, _beginning(bundle, tokenizer, is_chosen=target_language is not None))
 
     @property
     def provider(self) -> Provider:
@@ -86,8 +88,9 @@ class Translator:
 
     @property
     def defaults(self) -> GenerationConfig:
-        """How this bundle searches when the caller does not say."""
-        return self._passport.generation
+        """How this bundle searches when the caller does not say, towards the target language that was chosen."""
+        config = self._passport.generation
+        return config if self._language is None else replace(config, forced_bos_token_id=self._language)
 
     def encode(self, text: str) -> list[int]:
         """Source ids of `text`.
@@ -152,12 +155,17 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Search the outputs of source `ids`, each ending in EOS; the results stand in their order.
 
+        A `config` without `forced_bos_token_id` gets that of the target language. As in transformers, a prefix in
+        `decoder_input_ids` goes before it.
+
         Raises:
             InputTooLongError: an input has more ids than the model has positions.
             GenerationError: an input is empty or holds an unknown id, `config` does not fit the model, or forbids every
                 token; or `batch_tokens` is no number above 0.
         """
-        config = self._towards_target(config or self.defaults)
+        config = config or self.defaults
+        if config.forced_bos_token_id is None and self._language is not None:
+            config = replace(config, forced_bos_token_id=self._language)
         _check_batch_tokens(batch_tokens)
         for name, tokens in named_ids(config):
             _check_vocabulary(tokens, self._passport.dims.vocab_size, name, "target")
@@ -177,12 +185,6 @@ class Translator:
                 results[index] = hypotheses
         return results
 
-    def _towards_target(self, config: GenerationConfig) -> GenerationConfig:
-        """`config` with the target language as forced beginning, unless it has a beginning of its own."""
-        if self._tokenizer.forced_bos is None or config.decoder_input_ids:
-            return config
-        return msgspec.structs.replace(config, decoder_input_ids=(self._tokenizer.forced_bos,))
-
     def _check_ids(self, row: Sequence[int], place: int) -> None:
         if not row:
             raise GenerationError(f"input {place + 1} has no ids, expected at least EOS ({self._passport.special.eos})")
@@ -195,11 +197,27 @@ class Translator:
             raise InputTooLongError(f"the input has {len(ids)} tokens, the model has {limit} positions: split it")
 
 
-def _has_target(bundle: Bundle, tokenizer: Tokenizer) -> bool:
-    """Whether the bundle begins its outputs with a language of its own choice."""
-    passport = bundle.passport
-    beginning = [tokenizer.piece(index) for index in (passport.special.start, *passport.generation.decoder_input_ids)]
-    return any(piece.strip("_") in tokenizer.languages for piece in beginning)
+def _beginning(bundle: Bundle, tokenizer: Tokenizer, *, is_chosen: bool) -> Beginning:
+    """With what outputs begin. Who chose a language comes first, then the search's defaults, then the tokenizer's.
+
+    Raises:
+        TokenizerError: nobody says what to translate into.
+    """
+    start, search = bundle.passport.special.start, bundle.passport.generation
+    own = [token for token in (start, search.forced_bos_token_id, *search.decoder_input_ids) if token is not None]
+    is_own = any(tokenizer.piece(token).strip("_") in tokenizer.languages for token in own)
+    if not tokenizer.languages:
+        return Beginning(start)
+    if is_own and not is_chosen:
+        return Beginning(start, search.forced_bos_token_id)
+    if not tokenizer.target_language:
+        raise TokenizerError(
+            f"{bundle.folder} does not say what to translate into: choose a target_language, one of "
+            f"{', '.join(tokenizer.languages[:8])}, ... ({len(tokenizer.languages)} in all)"
+        )
+    if tokenizer.forced_bos is None:
+        return Beginning(tokenizer.special.start)
+    return Beginning(start, tokenizer.forced_bos)
 
 
 def _check_batch_tokens(given: object) -> None:

@@ -1,7 +1,9 @@
 """What several test modules share. Torch is imported inside fixtures alone: the tests of `runtime` pass without it."""
 
+import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,11 +90,41 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], Export
     """Exports of `exporters_support.VARIANTS` by name, each made when it is first asked for."""
     from exporters_support import make_export
 
-    made: dict[str, Export] = {}
+    return cache(lambda name: make_export(name, tmp_path_factory.mktemp("export")))
 
-    def export(name: str) -> "Export":
-        if name not in made:
-            made[name] = make_export(name, tmp_path_factory.mktemp("export"))
-        return made[name]
 
-    return export
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[None]:
+    """Neither progress bars nor remarks from transformers."""
+    from importers_support import quiet_transformers
+
+    with quiet_transformers():
+        yield
+
+
+@pytest.fixture(scope="session")
+def complete_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Random models by family with all that an export needs, each made when it is first asked for."""
+    from importers_support import complete_folder
+
+    return cache(lambda family: complete_folder(family, tmp_path_factory.mktemp("complete")))
+
+
+@pytest.fixture
+def complete_marian(complete_folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    """One of them to spoil."""
+    return Path(shutil.copytree(complete_folders("marian"), tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def plain_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Random models by family without a tokenizer, each made when it is first asked for."""
+    from importers_support import SHAPES, random_folder
+
+    return cache(lambda family: random_folder(family, SHAPES["plain"], tmp_path_factory.mktemp("plain")))
+
+
+@pytest.fixture
+def plain_marian(plain_folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    """One of them to spoil."""
+    return Path(shutil.copytree(plain_folders("marian"), tmp_path / "model"))

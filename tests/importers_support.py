@@ -1,6 +1,7 @@
 """Small random models of other libraries, saved as these save them: none of their biases and norms is neutral."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,14 @@ import pytest
 import sentencepiece
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from exporters.conversion import convert_folder
+from exporters.errors import ExportError
 from models.errors import ModelImportError
 from models.importers import import_model
+from models.importers.folder import SAFETENSORS
+from runtime.tokenizer import TOKENIZER_FILES
 
 hugging_face: Any = transformers  # annotated in part only
 POSITIONS = 24
@@ -225,6 +231,30 @@ def write_tokenizer(
     )
 
 
+def replace_tokenizer(folder: Path, size: int, *, pad: int, eos: int = 0) -> None:
+    """Put a Marian tokenizer of another size, or with other ids, into `folder`."""
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink()
+    write_tokenizer(folder, size, pad=pad, eos=eos)
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Let `edit` change the tensors of `folder`."""
+    tensors = load_file(folder / SAFETENSORS)
+    edit(tensors)
+    save_file(tensors, folder / SAFETENSORS, {"format": "pt"})
+
+
+class Malice:
+    """What makes the folder `traces` when it is unpickled."""
+
+    def __init__(self, traces: Path) -> None:
+        self.traces = traces
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.traces),)
+
+
 def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
@@ -281,3 +311,12 @@ def refusal_of(folder: Path) -> str:
     if folder.is_dir():
         assert sorted(path.name for path in folder.iterdir()) == before
     return message
+
+
+def refusal(folder: Path, error: type[Exception] = ExportError, **options: Any) -> str:
+    """The one line by which a conversion of `folder` is refused. Nothing is left behind."""
+    with pytest.raises(error) as caught:
+        convert_folder(folder, folder.parent / "checkpoint", **options)
+    assert "\n" not in str(caught.value)
+    assert not [path for path in folder.parent.iterdir() if "checkpoint" in path.name]
+    return str(caught.value)

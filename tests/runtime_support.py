@@ -2,16 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.backend import Array, Cache, IntArray, LayerCache
+from runtime.backend import Array, Backend, Cache, IntArray, LayerCache
 from runtime.bundle import PASSPORT, Bundle
 from runtime.contract import graph_specs
-from runtime.exam import Exam
+from runtime.exam import Exam, GraphCase
 from runtime.parity import Report, sit
 from runtime.parity.candidate import Candidate
+from runtime.parity.graphs import case_results, merged
+from runtime.parity.report import TensorResult
+from runtime.parity.tolerance import earned_by_output
 from runtime.session import OrtBackend
 from runtime.tokenizer import open_tokenizer
 
@@ -33,6 +36,12 @@ def edit_passport(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Non
     passport = json.loads((folder / PASSPORT).read_text("utf-8"))
     edit(passport)
     (folder / PASSPORT).write_text(json.dumps(passport), "utf-8")
+
+
+def graph_results(cases: Sequence[GraphCase], backend: Backend[Any]) -> list[TensorResult]:
+    """One result for each output of each graph, over all `cases`."""
+    earned = earned_by_output(cases)
+    return merged([result for case in cases for result in case_results(case, backend, earned)])
 
 
 class Delegate:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
+from runtime.generation_config import GenerationConfig
 from toolkit.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -98,6 +99,33 @@ def test_every_family_that_can_be_imported_is_described() -> None:
     assert not [kind for kind in IMPORTERS if kind != TORCH and f"`{kind}`" not in page]
     assert not [name for name in ACTIVATIONS if f"`{name}`" not in page]
     assert not [name for name in FIXED if name != "is_encoder_decoder" and f"`{name}`" not in page]
+
+
+def tables(page: Path) -> dict[str, dict[str, str]]:
+    """Of each table the last cell of every row by its first one; tables by the first cell of their head."""
+    found: dict[str, dict[str, str]] = {}
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text("utf-8"), re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
+        found[head[0]] = {row[0]: row[-1] for row in rows}
+    return found
+
+
+def test_every_row_of_what_can_be_imported_names_a_test_that_exists() -> None:
+    found = tables(ROOT / "docs/bring-your-own.md")
+    proofs = {row: proof for named, proof in found["row"].items() for row in named.split("; ")}
+    assert proofs.keys() == found[""].keys() | found["refused"].keys()
+    for row, proof in proofs.items():
+        named = [re.findall(r"`(\w+(?:\.py)?)`", part) for part in proof.split("; ")]
+        assert named, row
+        for file, *tests in named:
+            source = (ROOT / "tests" / file).read_text("utf-8")
+            assert tests, row
+            assert not [name for name in tests if f"\ndef {name}(" not in source], row
+
+
+def test_every_option_of_the_search_is_described() -> None:
+    described = {name for row in tables(ROOT / "docs/search.md")["option"] for name in re.findall(r"`(\w+)`", row)}
+    assert described == {*GenerationConfig.__struct_fields__}
 
 
 def test_the_description_in_the_docs_is_complete_and_good(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """From a folder of another library to a checkpoint of ours: the same model, text and defaults, or nothing at all."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from importers_support import FAMILIES, complete_folder, quiet_transformers
+from importers_support import FAMILIES, refusal
 from runtime_support import TINY
 from team_support import complete_team_folder
 
@@ -18,48 +17,16 @@ from exporters.source import exam_sentences, open_source
 from models.errors import ModelError
 from runtime.tokenizer import TOKENIZER_FILES
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 all_families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    with quiet_transformers():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A complete folder of each family, made when it is first asked for."""
-    made: dict[str, Path] = {}
-
-    def folder(family: str) -> Path:
-        if family not in made:
-            made[family] = complete_folder(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return folder
-
-
-@pytest.fixture
-def marian(folders: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A complete folder to spoil."""
-    return Path(shutil.copytree(folders("marian"), tmp_path / "model"))
-
-
-def refusal(folder: Path, error: type[Exception] = ExportError, **options: Any) -> str:
-    """The one line by which a conversion of `folder` is refused. Nothing is left behind."""
-    with pytest.raises(error) as caught:
-        convert_folder(folder, folder.parent / "checkpoint", **options)
-    assert "\n" not in str(caught.value)
-    assert not [path for path in folder.parent.iterdir() if "checkpoint" in path.name]
-    return str(caught.value)
 
 
 @all_families
 def test_a_converted_folder_holds_the_same_model_text_and_defaults(
-    folders: Callable[[str], Path], family: str, tmp_path: Path
+    complete_folders: Callable[[str], Path], family: str, tmp_path: Path
 ) -> None:
-    folder, target = folders(family), tmp_path / "some" / "where"
+    folder, target = complete_folders(family), tmp_path / "some" / "where"
     said: list[str] = []
     config = convert_folder(folder, target, say=said.append)
     assert said == ["reading the model", "writing the checkpoint"]
@@ -96,18 +63,18 @@ def test_a_transformer_of_torch_becomes_a_checkpoint_too(tmp_path: Path) -> None
 
 
 def test_what_stands_at_the_target_is_replaced_only_with_force_and_if_it_is_a_checkpoint(
-    marian: Path, tmp_path: Path
+    complete_marian: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
-    convert_folder(marian, target)
+    convert_folder(complete_marian, target)
     (target / "note.txt").write_text("old")
     with pytest.raises(ExportError, match="exists already: choose another folder, or replace it with --force"):
-        convert_folder(marian, target)
+        convert_folder(complete_marian, target)
     assert (target / "note.txt").exists()
-    convert_folder(marian, target, force=True)
+    convert_folder(complete_marian, target, force=True)
     assert not (target / "note.txt").exists()
     with pytest.raises(ExportError, match="is not a checkpoint: choose another folder"):
-        convert_folder(marian, marian, force=True)
+        convert_folder(complete_marian, complete_marian, force=True)
     with pytest.raises(ExportError, match="is a checkpoint already: it needs no import"):
         convert_folder(target, tmp_path / "again")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "target"]
@@ -119,21 +86,21 @@ def test_a_bundle_is_nothing_to_start_from(tmp_path: Path) -> None:
     assert "is not a checkpoint but a bundle: give what it was exported from" in refusal(tmp_path / "bundle")
 
 
-def test_a_failure_half_way_leaves_nothing(marian: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_half_way_leaves_nothing(complete_marian: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr("exporters.conversion.write_companions", fail)
-    assert refusal(marian, OSError) == "disk full"
+    assert refusal(complete_marian, OSError) == "disk full"
 
 
-def test_bad_weights_leave_nothing(marian: Path) -> None:
-    (marian / "model.safetensors").write_bytes(b"1234")
-    assert "model.safetensors cannot be read" in refusal(marian, ModelError)
+def test_bad_weights_leave_nothing(complete_marian: Path) -> None:
+    (complete_marian / "model.safetensors").write_bytes(b"1234")
+    assert "model.safetensors cannot be read" in refusal(complete_marian, ModelError)
 
 
-def test_damaged_settings_in_a_checkpoint_name_the_file(marian: Path, tmp_path: Path) -> None:
-    convert_folder(marian, tmp_path / "target")
+def test_damaged_settings_in_a_checkpoint_name_the_file(complete_marian: Path, tmp_path: Path) -> None:
+    convert_folder(complete_marian, tmp_path / "target")
     (tmp_path / "target" / "config.json").write_text("[")
     with pytest.raises(ExportError, match=r"config\.json is not a JSON object"):
         open_source(tmp_path / "target")

@@ -2,17 +2,16 @@
 
 import json
 import random
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nasty_text import NASTY
 from record_tokenizers import record
 from tokenizer_support import FAMILIES, MODELS, RECORDED, SENTENCES, train_fairseq, write_json
+from whole_support import open_theirs
 
 from runtime.text.codes import NLLB
 from runtime.tokenizer import Tokenizer, open_tokenizer
@@ -27,13 +26,6 @@ class Rivals(NamedTuple):
 
     ours: Tokenizer
     theirs: Any
-
-
-def open_theirs(folder: Path, family: str, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        # That package would clean up punctuation in a method that no encoding calls.
-        warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
-        return getattr(transformers, family.split(",", maxsplit=1)[0]).from_pretrained(folder, **options)
 
 
 class Folders:

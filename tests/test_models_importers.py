@@ -1,7 +1,7 @@
 """Imported models against transformers' own modules over the same files, in float64: every layer, logit and cache."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from importers_support import (
     SHAPES,
     Shape,
     edit_json,
-    quiet_transformers,
     random_folder,
     reference,
 )
@@ -32,6 +31,8 @@ from models.importers.m2m100 import fairseq_sinusoids
 from models.importers.mapping import fill as plain_fill
 from models.transformer import Transformer
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 CASES = [
     *((family, name, shape) for family in FAMILIES for name, shape in SHAPES.items()),
     *(("marian", name, shape) for name, shape in SEPARATE.items()),
@@ -40,12 +41,6 @@ all_cases = pytest.mark.parametrize(
     ("family", "shape"), [pytest.param(family, shape, id=f"{family}: {name}") for family, name, shape in CASES]
 )
 all_families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    with quiet_transformers():
-        yield
 
 
 # The same numbers.
@@ -218,6 +213,19 @@ def test_m2m100s_stored_positions_must_be_those_that_it_computes(tmp_path: Path,
     else:
         with pytest.raises(ModelImportError, match=f"{name} is not the table of positions that this model computes"):
             import_model(folder)
+
+
+@torch.no_grad()
+def test_a_pad_inside_of_an_output_has_a_position_though_m2m100_of_transformers_gives_it_none(tmp_path: Path) -> None:
+    folder = random_folder("m2m_100", SHAPES["plain"], tmp_path)
+    theirs, ours = reference("m2m_100", folder), import_model(folder).model.double()
+    batch = random_batch(ours.config, [(6, 8)])
+    target = batch.target_ids.clone()
+    target[:, 4] = ours.config.pad_token_id
+    expected = theirs(input_ids=batch.source_ids, attention_mask=batch.source_mask, decoder_input_ids=target).logits
+    found = ours(batch.source_ids, batch.source_mask, target)
+    assert distance(found[:, :4], expected[:, :4]) < EQUAL
+    assert distance(found[:, 4:], expected[:, 4:]) > 1e-3
 
 
 @all_families

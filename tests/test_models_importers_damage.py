@@ -1,45 +1,22 @@
 """Weights that cannot be imported: damaged, of another model, with code in them, or cut into parts that do not fit."""
 
 import json
-import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from importers_support import FAMILIES, SHAPES, edit_json, quiet_transformers, random_folder, refusal_of, save
+from importers_support import Malice, edit_json, edit_weights, refusal_of, save
 from importers_support import reference as from_transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    with quiet_transformers():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A good folder of each family."""
-    return {family: random_folder(family, SHAPES["plain"], tmp_path_factory.mktemp(family)) for family in FAMILIES}
-
-
-@pytest.fixture
-def marian(folders: dict[str, Path], tmp_path: Path) -> Path:
-    """A good folder to spoil."""
-    return Path(shutil.copytree(folders["marian"], tmp_path / "model"))
-
-
-def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    edit(tensors)
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 
 
 SPOILT: dict[str, tuple[Callable[[dict[str, Tensor]], object], list[str]]] = {
@@ -100,60 +77,50 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Tensor]], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_weights_that_do_not_fit_are_all_named(marian: Path, name: str) -> None:
+def test_weights_that_do_not_fit_are_all_named(plain_marian: Path, name: str) -> None:
     change, expected = SPOILT[name]
-    edit_weights(marian, change)
-    said = refusal_of(marian)
-    assert said.startswith(f"{marian / WEIGHTS} does not fit the model: ")
+    edit_weights(plain_marian, change)
+    said = refusal_of(plain_marian)
+    assert said.startswith(f"{plain_marian / WEIGHTS} does not fit the model: ")
     for problem in expected:
         assert problem in said
 
 
-def test_different_kinds_of_problems_are_told_at_once(marian: Path) -> None:
+def test_different_kinds_of_problems_are_told_at_once(plain_marian: Path) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         tensors.pop("model.encoder.layers.1.fc1.weight")
         tensors["model.decoder.layers.1.fc2.weight"] = torch.zeros(1, 2)
         tensors["model.shared.weight"].fill_(float("nan"))
         tensors["stranger"] = torch.zeros(1)
 
-    edit_weights(marian, spoil)
-    said = refusal_of(marian)
+    edit_weights(plain_marian, spoil)
+    said = refusal_of(plain_marian)
     assert [word in said for word in ("is missing", "has shape [1, 2]", "not finite", "stranger is unexpected")] == [
         True
     ] * 4
 
 
-def test_a_great_many_problems_stay_one_readable_line(marian: Path) -> None:
-    edit_weights(marian, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".layers." in name])
-    said = refusal_of(marian)
+def test_a_great_many_problems_stay_one_readable_line(plain_marian: Path) -> None:
+    edit_weights(plain_marian, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".layers." in name])
+    said = refusal_of(plain_marian)
     assert said.count("is missing") == 12
     assert said.endswith("more")
 
 
-def test_missing_weights_are_refused_with_the_names_that_were_looked_for(marian: Path) -> None:
-    (marian / WEIGHTS).unlink()
-    said = refusal_of(marian)
+def test_missing_weights_are_refused_with_the_names_that_were_looked_for(plain_marian: Path) -> None:
+    (plain_marian / WEIGHTS).unlink()
+    said = refusal_of(plain_marian)
     assert "has no weights" in said
     assert all(name in said for name in (WEIGHTS, "model.safetensors.index.json", "pytorch_model.bin"))
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, 5000])
-def test_truncated_safetensors_are_refused(marian: Path, size: int) -> None:
-    (marian / WEIGHTS).write_bytes((marian / WEIGHTS).read_bytes()[:size])
-    assert refusal_of(marian).startswith(f"{marian / WEIGHTS} cannot be read: ")
+def test_truncated_safetensors_are_refused(plain_marian: Path, size: int) -> None:
+    (plain_marian / WEIGHTS).write_bytes((plain_marian / WEIGHTS).read_bytes()[:size])
+    assert refusal_of(plain_marian).startswith(f"{plain_marian / WEIGHTS} cannot be read: ")
 
 
 # Pickles.
-
-
-class Malice:
-    """What runs a command when it is unpickled."""
-
-    def __init__(self, traces: Path) -> None:
-        self.traces = traces
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.traces),)
 
 
 def as_pickle(folder: Path, content: object) -> Path:
@@ -162,18 +129,18 @@ def as_pickle(folder: Path, content: object) -> Path:
     return folder / "pytorch_model.bin"
 
 
-def test_code_in_a_pickle_is_never_run(marian: Path, tmp_path: Path) -> None:
+def test_code_in_a_pickle_is_never_run(plain_marian: Path, tmp_path: Path) -> None:
     traces = tmp_path / "traces"
-    path = as_pickle(marian, {"model.shared.weight": Malice(traces)})
-    said = refusal_of(marian)
+    path = as_pickle(plain_marian, {"model.shared.weight": Malice(traces)})
+    said = refusal_of(plain_marian)
     assert said.startswith(f"{path} holds Python code or is damaged")
     path.write_bytes(pickle.dumps(Malice(traces)))  # of the old format, without a zip around it
-    assert refusal_of(marian).startswith(f"{path} ")
+    assert refusal_of(plain_marian).startswith(f"{path} ")
     assert not traces.exists()
 
 
-def test_a_pickled_module_is_refused(marian: Path) -> None:
-    assert "Save the state_dict() of the model" in as_pickle_refused(marian, torch.nn.Linear(2, 2))
+def test_a_pickled_module_is_refused(plain_marian: Path) -> None:
+    assert "Save the state_dict() of the model" in as_pickle_refused(plain_marian, torch.nn.Linear(2, 2))
 
 
 def as_pickle_refused(folder: Path, content: object) -> str:
@@ -188,24 +155,26 @@ def as_pickle_refused(folder: Path, content: object) -> str:
         ({"model": {"a": torch.zeros(2)}, "epoch": 3}, "holds entries that are no tensors: model, epoch"),
     ],
 )
-def test_a_pickle_of_something_else_is_refused(marian: Path, content: object, expected: str) -> None:
-    assert expected in as_pickle_refused(marian, content)
+def test_a_pickle_of_something_else_is_refused(plain_marian: Path, content: object, expected: str) -> None:
+    assert expected in as_pickle_refused(plain_marian, content)
 
 
 @pytest.mark.parametrize("size", [0, 10, 3000])
-def test_a_truncated_pickle_is_refused(marian: Path, size: int) -> None:
-    path = as_pickle(marian, load_file(marian / WEIGHTS))
+def test_a_truncated_pickle_is_refused(plain_marian: Path, size: int) -> None:
+    path = as_pickle(plain_marian, load_file(plain_marian / WEIGHTS))
     path.write_bytes(path.read_bytes()[:size])
-    assert refusal_of(marian).startswith(f"{path} ")
+    assert refusal_of(plain_marian).startswith(f"{path} ")
 
 
 # Parts.
 
 
 @pytest.fixture
-def parts(folders: dict[str, Path], tmp_path: Path) -> Path:
+def parts(plain_folders: Callable[[str], Path], tmp_path: Path) -> Path:
     """A folder whose weights are cut into files."""
-    folder = save(from_transformers("marian", folders["marian"]).float(), tmp_path / "parts", max_shard_size="20KB")
+    folder = save(
+        from_transformers("marian", plain_folders("marian")).float(), tmp_path / "parts", max_shard_size="20KB"
+    )
     assert (folder / f"{WEIGHTS}.index.json").exists()
     return folder
 

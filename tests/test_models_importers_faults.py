@@ -1,35 +1,19 @@
 """Folders that cannot be imported: each is refused in one line that names file and field, all problems at once."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from importers_support import FAMILIES, SHAPES, edit_json, quiet_transformers, random_folder, refusal_of
+from importers_support import FAMILIES, edit_json, refusal_of
 
 from models.importers import detect, import_model
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 all_families = pytest.mark.parametrize("family", FAMILIES)
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    with quiet_transformers():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A good folder of each family."""
-    return {family: random_folder(family, SHAPES["plain"], tmp_path_factory.mktemp(family)) for family in FAMILIES}
-
-
-@pytest.fixture
-def marian(folders: dict[str, Path], tmp_path: Path) -> Path:
-    """A good folder to spoil."""
-    return Path(shutil.copytree(folders["marian"], tmp_path / "model"))
 
 
 # What the folder is.
@@ -51,9 +35,9 @@ def test_a_checkpoint_of_ours_needs_no_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "nllb-moe", "blenderbot", "gpt2", "pegasus", 7, None])
-def test_an_architecture_that_is_not_supported_is_refused_by_name(marian: Path, kind: object) -> None:
-    edit_json(marian / "config.json", lambda config: config.update(model_type=kind))
-    said = refusal_of(marian)
+def test_an_architecture_that_is_not_supported_is_refused_by_name(plain_marian: Path, kind: object) -> None:
+    edit_json(plain_marian / "config.json", lambda config: config.update(model_type=kind))
+    said = refusal_of(plain_marian)
     assert f"config.json: model_type is {kind!r}, supported: marian, m2m_100, bart, mbart" in said
 
 
@@ -76,15 +60,17 @@ FIELDS = (
 
 @all_families
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_missing_field_is_named(folders: dict[str, Path], family: str, field: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(folders[family], tmp_path / "model"))
+def test_a_missing_field_is_named(
+    plain_folders: Callable[[str], Path], family: str, field: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(plain_folders(family), tmp_path / "model"))
     edit_json(folder / "config.json", lambda config: config.pop(field))
     assert refusal_of(folder).startswith(f"{folder / 'config.json'}: {field} is missing")
 
 
 @all_families
-def test_ids_that_neither_file_has_are_named(folders: dict[str, Path], family: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(folders[family], tmp_path / "model"))
+def test_ids_that_neither_file_has_are_named(plain_folders: Callable[[str], Path], family: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(plain_folders(family), tmp_path / "model"))
     for name in ("config.json", "generation_config.json"):
         edit_json(folder / name, lambda config: [config.pop(f"{field}_token_id") for field in ("decoder_start", "eos")])
     said = refusal_of(folder)
@@ -132,9 +118,9 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("family", "change", "expected"), OPTIONS, ids=[f"{case[0]} {case[1]}" for case in OPTIONS])
 def test_an_option_that_is_not_supported_is_refused_by_name_before_any_work(
-    folders: dict[str, Path], tmp_path: Path, family: str, change: dict[str, Any], expected: str
+    plain_folders: Callable[[str], Path], tmp_path: Path, family: str, change: dict[str, Any], expected: str
 ) -> None:
-    folder = Path(shutil.copytree(folders[family], tmp_path / "model"))
+    folder = Path(shutil.copytree(plain_folders(family), tmp_path / "model"))
     edit_json(folder / "config.json", lambda config: config.update(change))
     if "decoder_start_token_id" in change:
         (folder / "generation_config.json").unlink()
@@ -144,14 +130,14 @@ def test_an_option_that_is_not_supported_is_refused_by_name_before_any_work(
     assert expected in said
 
 
-def test_all_problems_of_the_settings_are_told_at_once(marian: Path) -> None:
+def test_all_problems_of_the_settings_are_told_at_once(plain_marian: Path) -> None:
     def spoil(config: dict[str, Any]) -> None:
         config.update(activation_function="gelu_new", add_bias_logits=True, d_model="wide", eos_token_id=None)
         del config["encoder_layers"]
 
-    edit_json(marian / "config.json", spoil)
-    edit_json(marian / "generation_config.json", lambda config: config.update(eos_token_id=[0, 1]))
-    said = refusal_of(marian)
+    edit_json(plain_marian / "config.json", spoil)
+    edit_json(plain_marian / "generation_config.json", lambda config: config.update(eos_token_id=[0, 1]))
+    said = refusal_of(plain_marian)
     for part in (
         "activation_function is 'gelu_new'",
         "add_bias_logits is true",
@@ -164,37 +150,37 @@ def test_all_problems_of_the_settings_are_told_at_once(marian: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'"text"'])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_settings_that_are_no_object_are_refused(marian: Path, name: str, content: bytes) -> None:
-    (marian / name).write_bytes(content)
-    assert refusal_of(marian).startswith(f"{marian / name} is not a JSON object: ")
+def test_settings_that_are_no_object_are_refused(plain_marian: Path, name: str, content: bytes) -> None:
+    (plain_marian / name).write_bytes(content)
+    assert refusal_of(plain_marian).startswith(f"{plain_marian / name} is not a JSON object: ")
 
 
 @pytest.mark.parametrize("change", [{"encoder_layerdrop": 0.1}, {"decoder_layerdrop": 0.1}, {"attention_dropout": 0.2}])
-def test_what_matters_in_training_alone_is_no_obstacle(marian: Path, change: dict[str, Any]) -> None:
-    edit_json(marian / "config.json", lambda config: config.update(change))
-    import_model(marian)
+def test_what_matters_in_training_alone_is_no_obstacle(plain_marian: Path, change: dict[str, Any]) -> None:
+    edit_json(plain_marian / "config.json", lambda config: config.update(change))
+    import_model(plain_marian)
 
 
 # Links.
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", WEIGHTS])
-def test_a_link_out_of_the_folder_is_refused(marian: Path, name: str) -> None:
-    outside = marian.parent / f"outside-{name}"
-    shutil.move(marian / name, outside)
-    (marian / name).symlink_to(outside)
-    said = refusal_of(marian)
-    assert said.startswith(f"{marian / name} leads out of the folder, to {outside}")
+def test_a_link_out_of_the_folder_is_refused(plain_marian: Path, name: str) -> None:
+    outside = plain_marian.parent / f"outside-{name}"
+    shutil.move(plain_marian / name, outside)
+    (plain_marian / name).symlink_to(outside)
+    said = refusal_of(plain_marian)
+    assert said.startswith(f"{plain_marian / name} leads out of the folder, to {outside}")
 
 
-def test_a_link_that_leads_nowhere_is_an_error(marian: Path) -> None:
-    (marian / "generation_config.json").unlink()
-    (marian / "generation_config.json").symlink_to(marian / "gone.json")
-    assert refusal_of(marian) == f"{marian / 'generation_config.json'} is missing"
+def test_a_link_that_leads_nowhere_is_an_error(plain_marian: Path) -> None:
+    (plain_marian / "generation_config.json").unlink()
+    (plain_marian / "generation_config.json").symlink_to(plain_marian / "gone.json")
+    assert refusal_of(plain_marian) == f"{plain_marian / 'generation_config.json'} is missing"
 
 
-def test_links_within_the_folder_and_to_the_folder_are_followed(marian: Path) -> None:
-    (marian / WEIGHTS).rename(marian / "weights-of-yesterday")
-    (marian / WEIGHTS).symlink_to("weights-of-yesterday")
-    (marian.parent / "latest").symlink_to(marian)
-    import_model(marian.parent / "latest")
+def test_links_within_the_folder_and_to_the_folder_are_followed(plain_marian: Path) -> None:
+    (plain_marian / WEIGHTS).rename(plain_marian / "weights-of-yesterday")
+    (plain_marian / WEIGHTS).symlink_to("weights-of-yesterday")
+    (plain_marian.parent / "latest").symlink_to(plain_marian)
+    import_model(plain_marian.parent / "latest")

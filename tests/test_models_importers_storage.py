@@ -1,7 +1,6 @@
 """Ways of storing one model: a file or many, safetensors or pickle, any name of a shared matrix, half precision."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from importers_support import (
     FAMILIES,
     SHAPES,
     edit_json,
-    quiet_transformers,
     random_folder,
     randomise,
     reference,
@@ -24,13 +22,9 @@ from torch import Tensor
 from models.importers import import_model
 from models.transformer import Transformer
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 all_families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    with quiet_transformers():
-        yield
 
 
 def as_pickle(folder: Path, name: str = "pytorch_model.bin", tensors: dict[str, Tensor] | None = None) -> None:
@@ -82,9 +76,9 @@ def test_one_file_or_many_safetensors_or_pickle_is_the_same_model(family: str, t
     assert same_weights(import_model(tmp_path / "pickles").model, whole)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 @all_families
-def test_weights_in_half_precision_are_read_as_they_are(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_of_any_precision_are_read_as_they_are(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = randomise(FAMILIES[family](SHAPES["plain"])).to(dtype)
     save(model, tmp_path)
     assert worst(reference(family, tmp_path), import_model(tmp_path).model.double()) < EQUAL

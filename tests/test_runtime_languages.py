@@ -1,5 +1,6 @@
 """A bundle with languages to choose from: they frame the source and begin the output."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,8 +54,10 @@ def test_the_target_language_begins_every_output_and_does_not_show(folder: Path)
     for config in (GREEDY, GenerationConfig(num_beams=3)):
         ((best,),) = translator.generate([ids], config)
         assert best.ids[0] == language_id("zh")
-        forced = msgspec.structs.replace(config, decoder_input_ids=(best.ids[0],))
+        forced = msgspec.structs.replace(config, forced_bos_token_id=language_id("zh"))
         assert translator.generate([ids], forced) == [[best]]
+    assert translator.defaults.forced_bos_token_id == language_id("zh")
+    assert translator.generate([ids]) == translator.generate([ids], translator.defaults)
     ((hypothesis,),) = translator.generate([ids], GREEDY)
     assert "__" not in translator.translation([hypothesis]).text
 
@@ -69,6 +72,29 @@ def test_a_prefix_of_ones_own_goes_before_the_target_language(folder: Path) -> N
     own = (language_id("en"), 5)
     ((best,),) = translator.generate([translator.encode("a b")], GenerationConfig(decoder_input_ids=own))
     assert tuple(best.ids[:2]) == own
+    start = Bundle(folder).passport.special.start
+    ((best,),) = translator.generate([translator.encode("a b")], GenerationConfig(decoder_input_ids=(start,)))
+    assert best.ids[0] == language_id("zh")  # a start token alone is no prefix
+
+
+def test_a_forced_token_of_ones_own_goes_before_the_target_language(folder: Path) -> None:
+    translator = Translator.open(folder, target_language="zh")
+    ((best,),) = translator.generate(
+        [translator.encode("a b")], GenerationConfig(forced_bos_token_id=language_id("en"))
+    )
+    assert best.ids[0] == language_id("en")
+
+
+def test_a_language_that_the_bundle_forces_needs_no_choice_and_gives_way_to_one(folder: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(folder, tmp_path / "bundle"))
+    passport = Bundle(bundle).passport
+    search = GenerationConfig(num_beams=2, forced_bos_token_id=language_id("ru"))
+    write_passport(bundle, msgspec.structs.replace(passport, generation=search))
+    for chosen, expected in ((None, "ru"), ("zh", "zh")):
+        translator = Translator.open(bundle, target_language=chosen)
+        for config in (None, GREEDY):
+            ((best,),) = translator.generate([translator.encode("a b")], config)
+            assert best.ids[0] == language_id(expected)
 
 
 def test_a_bundle_that_names_no_target_wants_one(folder: Path) -> None:

@@ -16,6 +16,7 @@ from runtime_support import (
     TOKENS,
     Delegate,
     failed,
+    graph_results,
     judge,
 )
 
@@ -26,7 +27,7 @@ from runtime.decoding import SpecialIds
 from runtime.exam import CacheCheck, Exam, GraphCase
 from runtime.parity import RUNGS, sit
 from runtime.parity.candidate import Candidate
-from runtime.parity.graphs import graph_results, graph_rung
+from runtime.parity.graphs import graph_rung
 from runtime.parity.ladder import case_labels
 from runtime.parity.report import TensorResult
 from runtime.parity.tolerance import CACHE_TOLERANCE, FACTOR, Earned, largest, largest_error, worst

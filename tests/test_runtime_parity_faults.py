@@ -6,7 +6,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from runtime_support import DEPLOYMENT, GRAPH, INVARIANCE, ROLLOUT, STRUCTURE, TOKENS, Delegate, failed, judge
+from runtime_support import (
+    DEPLOYMENT,
+    GRAPH,
+    INVARIANCE,
+    ROLLOUT,
+    STRUCTURE,
+    TOKENS,
+    Delegate,
+    failed,
+    graph_results,
+    judge,
+)
 
 from runtime.backend import Array, Cache, LayerCache
 from runtime.bundle import Bundle
@@ -16,7 +27,7 @@ from runtime.exam import Exam
 from runtime.parity import sit
 from runtime.parity.candidate import Candidate
 from runtime.parity.chain import rollout_rung
-from runtime.parity.graphs import graph_results, graph_rung
+from runtime.parity.graphs import graph_rung
 from runtime.session import OrtBackend
 from runtime.tokenizer import open_tokenizer
 

@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
-from importers_support import TEXTS, complete_folder, edit_json, hugging_face, quiet_transformers, reference
+from importers_support import TEXTS, complete_folder, edit_json, hugging_face, reference
+from toolkit_support import refusal, toolkit
 
 from exporters.restore import restore_model
 from models.checkpoint import load_checkpoint
@@ -17,34 +15,11 @@ from models.importers import import_model
 from runtime import Translator
 from runtime.bundle import Bundle
 from runtime.generation import GenerationConfig
-from toolkit.cli import main
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 FAMILIES = ("marian", "mbart")
 """Post-norm with sinusoids, and pre-norm with learned positions and normed embeddings."""
-
-
-def toolkit(*arguments: str | Path) -> Result:
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        return CliRunner().invoke(main, [str(argument) for argument in arguments])
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
-def refusal(*arguments: str | Path) -> str:
-    """The one line by which a command refuses."""
-    done = toolkit(*arguments)
-    assert done.exit_code == 1
-    assert done.stdout == ""
-    line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith("Error: ")
-    return line
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    with quiet_transformers():
-        yield
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -135,11 +110,11 @@ def test_import_writes_a_checkpoint_that_can_be_looked_into(folder: Path, tmp_pa
     assert (target / "sentences.txt").read_text("utf-8") == "the dog\n"
 
 
-def test_options_that_are_left_out_are_told_to_people(folder: Path, tmp_path: Path) -> None:
+def test_options_that_are_passed_over_are_told_to_people(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    edit_json(tmp_path / "model" / "generation_config.json", lambda config: config.update(some_new_option=3))
+    edit_json(tmp_path / "model" / "generation_config.json", lambda config: config.update(top_p=0.5))
     done = toolkit("import", tmp_path / "model", tmp_path / "checkpoint", "--json")
-    assert "search defaults that are not supported, left out: some_new_option 3\n" in done.stderr
+    assert "generation_config.json: passed over top_p 0.5, which means nothing without do_sample\n" in done.stderr
     assert json.loads(done.stdout)
 
 

@@ -286,16 +286,14 @@ def test_a_lower_precision_shows_its_figures_and_limits(passing: Report) -> None
         Figure(name="token_agreement", value=0.5, limit=0.97, at_least=True, reason="share of positions"),
         Figure(name="kl_mean", value=0.001, limit=0.01, at_least=False, reason="mean divergence"),
     ]
-    limits = {"invariance": 0.1}
-    report = replace(bare(passing), figures=figures, thresholds=limits, invariance=0.2, drift=[0.5])
+    report = replace(bare(passing), figures=figures, drift=[0.5])
     page = page_of(report, in_precision("int8"))
     rows = page.table("What the bundle is judged by")[1:]
     assert [row[:4] for row in rows] == [
         ["token_agreement", "FAIL", "0.5", "at least 0.97"],
         ["kl_mean", "pass", "0.001", "at most 0.01"],
-        ["invariance", "FAIL", "0.2", "at most 0.1"],
     ]
-    assert [row[4] for row in rows[:2]] == ["share of positions", "mean divergence"]
+    assert [row[4] for row in rows] == ["share of positions", "mean divergence"]
     assert "Figures of a lower precision" in page.source
     assert "First above tolerance" not in page.source
     assert "limits of its precision, int8" in module.verdict(passing, "int8")

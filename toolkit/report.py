@@ -11,8 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from models.files import replacing
 from runtime.bundle import WEIGHTS, Bundle, Passport
-from runtime.parity.gate import THRESHOLDS
-from runtime.parity.report import RUNGS, Figure, Report, SettingResult, TokenDifference
+from runtime.parity.report import RUNGS, Report, SettingResult, TokenDifference
 from runtime.parity.tolerance import FACTOR
 
 from .charts import cache_chart, drift_chart, first_above, module_charts
@@ -126,7 +125,7 @@ def render_report(report: Report, bundle: Bundle, environment: Mapping[str, str]
         pictures=module_charts(modules) if modules else [],
         caches="" if modules else cache_chart(report.tensors, exact=exact),
         passages=passages(report.differences),
-        figures=all_figures(report),
+        figures=report.figures,
         shown=SHOWN,
     )
     return page
@@ -200,18 +199,6 @@ def marked(text: str, other: str) -> Marked:
         if place >= len(theirs) or word[0] != theirs[place]:
             return Marked(text[: word.start()], word[0], text[word.end() :])
     return Marked(text, "", "")
-
-
-def all_figures(report: Report) -> list[Figure]:
-    """Those of a lower precision, and the one that rung 5 has measured."""
-    known = THRESHOLDS["invariance"]
-    limit = report.thresholds.get("invariance")
-    if limit is None or any(figure.name == "invariance" for figure in report.figures):
-        return report.figures
-    measured = Figure(
-        name="invariance", value=report.invariance, limit=limit, at_least=known.at_least, reason=known.reason
-    )
-    return [*report.figures, measured]
 
 
 def number(value: float, form: str = ".2e") -> str:

@@ -45,12 +45,6 @@ def graph_rung(
     return rung_result(2, summary, verdicts, problems), tensors
 
 
-def graph_results(cases: Sequence[GraphCase], backend: Backend[Any]) -> list[TensorResult]:
-    """One result for each output of each graph, over all `cases`."""
-    earned = earned_by_output(cases)
-    return merged([result for case in cases for result in case_results(case, backend, earned)])
-
-
 def case_results(
     case: GraphCase, backend: Backend[Any], earned: Mapping[tuple[str, str], Earned], *, exact: bool = True
 ) -> list[TensorResult]:
