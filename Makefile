@@ -7,13 +7,13 @@ BIN := $(VENV)/bin
 # A second environment without torch, onnx and transformers: what is deployed.
 BARE := .venv-deployed
 PIP := --quiet --disable-pip-version-check
-CODE := models exporters runtime toolkit tests examples
+CODE := models exporters runtime toolkit tests examples benchmarks
 BUNDLE := bundles/zh-en
 # A third one, with Optimum and the transformers that it wants, and npm's packages for the examples in Node.
 INTEROP := .venv-interop
 NODE := examples/node
 
-.PHONY: help demo test nightly lint types arrows unit deployed parity gate examiner interop format clean
+.PHONY: help demo test nightly lint types arrows unit deployed parity gate examiner interop bench format clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -57,6 +57,14 @@ examiner: $(VENV)/installed ## the table of faults and of good bundles in docs/p
 interop: $(INTEROP)/installed $(NODE)/node_modules/.package-lock.json $(BUNDLE)/bundle.json $(BUNDLE)-js/bundle.json ## other runtimes on our bundles: Optimum, and onnxruntime-node and transformers.js in Node
 	OMP_NUM_THREADS=1 $(BIN)/python tests/interop.py $(BUNDLE) $(BUNDLE)-js
 
+ROUNDS ?= 7
+THREADS ?= 2
+PROVIDER ?= cpu
+ONLY ?=
+
+bench: $(VENV)/bench ## this runtime against CTranslate2 and others: ROUNDS=7 THREADS=2 PROVIDER=cpu|cuda ONLY=greedy-1,...
+	$(BIN)/python benchmarks/bench.py --rounds $(ROUNDS) --threads $(THREADS) --provider $(PROVIDER) --only "$(ONLY)"
+
 $(BUNDLE)/bundle.json: $(VENV)/installed $(shell find models exporters runtime -name '*.py')
 	$(BIN)/toolkit export --force models/pretrained/zh_en $(BUNDLE)
 
@@ -70,6 +78,10 @@ format: $(VENV)/installed ## put the code into shape
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP) --constraint constraints.txt --editable '.[train,export,dev]'
+	touch $@
+
+$(VENV)/bench: $(VENV)/installed
+	$(BIN)/python -m pip install $(PIP) --constraint constraints.txt --editable '.[train,export,dev,bench]'
 	touch $@
 
 $(BARE)/installed: $(VENV)/installed constraints.txt $(shell find models exporters runtime toolkit -name '*.py')

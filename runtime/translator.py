@@ -87,6 +87,11 @@ class Translator:
         return self._backend.provider
 
     @property
+    def backend(self) -> OrtBackend:
+        """What runs the graphs, for those who want the verbs themselves."""
+        return self._backend
+
+    @property
     def defaults(self) -> GenerationConfig:
         """How this bundle searches when the caller does not say, towards the target language that was chosen."""
         config = self._passport.generation

@@ -1,5 +1,6 @@
 """What is deployed works without what trained and exported it, in an environment that has all of it or none."""
 
+import json
 import os
 import subprocess
 import sys
@@ -87,6 +88,24 @@ def test_inspect_shows_a_bundle() -> None:
     shown = python(COMMANDS, "inspect", TINY)
     assert shown.returncode == 0, shown.stderr
     assert "past_key_values.0.decoder.key" in shown.stdout
+
+
+def test_bench_measures_a_bundle() -> None:
+    shown = python(COMMANDS, "bench", TINY, "--batch", "2", "--threads", "1", "--rounds", "1", "--json")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert json.loads(shown.stdout)["rows"][0]["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2", "transformers"])
+def test_a_rival_that_is_not_installed_is_named(engine: str) -> None:
+    # In the engine's own process nothing is blocked, so that this shows where nothing is installed.
+    if find_spec("torch") is not None:
+        pytest.skip("torch is installed here")
+    shown = python(COMMANDS, "bench", TINY, "--against", engine, "--reference", TINY, "--threads", "1", "--rounds", "1")
+    assert shown.returncode == 1
+    (error,) = shown.stderr.splitlines()
+    assert error.startswith(f"Error: {engine}: ")
+    assert error.endswith("is not installed")
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ def console() -> Console:
 
 
 @contextmanager
-def stages() -> Iterator[Callable[[str], None]]:
-    """Yields what to call with the name of each stage as it begins: a spinner on a terminal, lines elsewhere."""
+def stages(*, lines: bool = True) -> Iterator[Callable[[str], None]]:
+    """Yields what to call with the name of each stage as it begins: a spinner on a terminal, `lines` elsewhere."""
     shown = Console(stderr=True, highlight=False)
     if not shown.is_terminal:
-        yield lambda stage: shown.print(stage, markup=False)
+        yield lambda stage: shown.print(stage, markup=False) if lines else None
         return
     with shown.status("") as status:
 
