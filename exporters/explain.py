@@ -35,8 +35,14 @@ def explain(bundle: Bundle, exam: Exam, optimization: Optimization = "all", *, f
     These become outputs of a copy of each graph; the rewrites of `optimization` can then not reach across them.
 
     Raises:
-        ExportError: the exam says nothing about modules, or the graphs have other ones.
+        ExportError: the bundle is of a lower precision, the exam says nothing about modules, or the graphs have other
+            ones.
     """
+    if bundle.passport.precision != "fp32":
+        raise ExportError(
+            f"{bundle.folder} is in {bundle.passport.precision}, of which every module is further away than float32: "
+            "there is nothing to explain"
+        )
     asked = {verb: [case for case in exam.graphs if case.verb == verb and case.modules] for verb in VERBS}
     if not any(asked.values()):
         raise ExportError("this exam says nothing about the modules inside the graphs: export the bundle again")

@@ -1,11 +1,10 @@
 """From a model to a bundle that has passed: graphs, blob, exam, passport, and what a bundle must stand."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import onnx
 import onnx_ir as ir
 
 from models.config import ModelConfig
@@ -18,6 +17,7 @@ from runtime.bundle import (
     WEIGHTS,
     Bundle,
     Passport,
+    Quantization,
     record_files,
     write_passport,
 )
@@ -28,16 +28,20 @@ from runtime.parity import Report
 from runtime.session import OrtBackend
 from runtime.verify import record, sit_bundle
 
+from .checking import check_graph
 from .companions import model_settings, search_defaults, write_companions
-from .errors import ExportError
-from .golden import Examiner, recorded_sizes, share_own_errors, special_ids, sweep_sizes, tool_versions
+from .errors import ExaminationError, ExportError
+from .golden import Examiner, light_sizes, recorded_sizes, share_own_errors, special_ids, sweep_sizes, tool_versions
 from .graphs import dims_of, export_graphs
-from .source import exam_sentences, open_source
+from .lowering import lower
+from .precision import check_opset
+from .quantize import Precision
+from .source import Source, exam_sentences, open_source
 from .transformersjs import write_transformersjs
 from .weights import WeightBlob, content_key
 
 Layout = Literal["optimum", "transformersjs"]
-GOLDEN = "golden"
+GOLDEN, FLOATS = "golden", "floats"
 EXAM_SEED, SWEEP_SEED = 20, 21
 
 
@@ -46,6 +50,7 @@ def export_bundle(
     target: Path,
     *,
     opset: int = 23,
+    precision: Precision = "fp32",
     layout: Layout = "optimum",
     sentences: Path | None = None,
     force: bool = False,
@@ -57,7 +62,9 @@ def export_bundle(
     Args:
         checkpoint: Holds settings, weights and tokenizer; ours, or of a library that `models.importers` knows.
         target: Appears only when everything has passed.
-        opset: Of the graphs, 18 to 23.
+        opset: Of the graphs, 18 to 23; int8 needs 21.
+        precision: Of weights and products. Weights without which a lower one does not pass the gate stay in float32,
+            up to a quarter of them.
         layout: With "transformersjs" the files that transformers.js opens, too.
         sentences: Source sentences that the exam asks for, one a line; None for the checkpoint's own, or for made-up
             ones where another library's folder has none.
@@ -75,6 +82,7 @@ def export_bundle(
         ExportError: the model cannot be exported, or an examination failed. In every case nothing is left behind.
     """
     _refuse_to_overwrite(target, force=force)
+    _refuse_precision(precision, opset, layout)
     say("loading the checkpoint")
     source = open_source(checkpoint)
     model = source.model
@@ -83,26 +91,56 @@ def export_bundle(
     for line in search.notes:
         note(line)
     with emerging(target) as folder:
-        versions = _write_graphs(model, folder, opset, say)
+        floats = folder if precision == "fp32" else folder.parent / FLOATS
+        floats.mkdir(exist_ok=True)
+        versions = _write_graphs(model, floats, opset, say)
         say("writing the exam")
-        tokenizer, positions = source.tokenizer, model.config.max_positions
-        exam = Examiner(model, EXAM_SEED, tokenizer).write(recorded_sizes(positions), asked)
-        sweep = Examiner(model, SWEEP_SEED, tokenizer).write(sweep_sizes(positions), asked)
-        share_own_errors(exam, sweep)
+        exam, sweep = _exams(source, asked, light=precision != "fp32")
         save_exam(exam, folder / GOLDEN)
         write_companions(checkpoint, folder, model_settings(model.config, source.settings), search.file)
-        if layout == "transformersjs":
-            say("writing the layout of transformers.js")
-            write_transformersjs(folder, dims_of(model.config), exam)
-        passport = _passport(folder, model.config, search.config, versions)
-        write_passport(folder, passport)
-        say("sweeping over sizes that were not traced")
-        bundle = Bundle(folder)
-        backend = OrtBackend(bundle)
-        _require(sit_bundle(bundle, backend, sweep), "the sweep over sizes that were not traced")
-        say("sitting the exam")
-        report = _require(sit_bundle(bundle, backend), "its exam")
-        record(bundle, report)
+
+        def attempt(made: Quantization | None) -> Report:
+            if layout == "transformersjs":
+                say("writing the layout of transformers.js")
+                write_transformersjs(folder, dims_of(model.config), exam)
+            write_passport(
+                folder, _passport(folder, model.config, search.config, versions, precision=precision, quantization=made)
+            )
+            return _examine(Bundle(folder), sweep, say)
+
+        if precision == "fp32":
+            return attempt(None)
+        return lower(model, floats, folder, precision, cases=exam.tokens, attempt=attempt, say=say, note=note)
+
+
+def _refuse_precision(precision: Precision, opset: int, layout: Layout) -> None:
+    check_opset(precision, opset)
+    if precision != "fp32" and layout == "transformersjs":
+        raise ExportError(f"the layout of transformers.js is written in fp32 alone, not in {precision}")
+
+
+def _exams(source: Source, asked: Mapping[str, Sequence[int]], *, light: bool) -> tuple[Exam, Exam]:
+    """What is recorded, and the sweep."""
+    model, positions = source.model, source.model.config.max_positions
+    sizes = light_sizes(positions) if light else recorded_sizes(positions)
+    exam = Examiner(model, EXAM_SEED, source.tokenizer).write(sizes, asked)
+    sweep = Examiner(model, SWEEP_SEED, source.tokenizer).write(sweep_sizes(positions), asked)
+    share_own_errors(exam, sweep)
+    return exam, sweep
+
+
+def _examine(bundle: Bundle, sweep: Exam, say: Callable[[str], None]) -> Report:
+    """What `bundle` must stand; the verdict is recorded in it.
+
+    Raises:
+        ExaminationError: it does not.
+    """
+    say("sweeping over sizes that were not traced")
+    backend = OrtBackend(bundle)
+    _require(sit_bundle(bundle, backend, sweep), "the sweep over sizes that were not traced")
+    say("sitting the exam")
+    report = _require(sit_bundle(bundle, backend), "its exam")
+    record(bundle, report)
     return report
 
 
@@ -148,10 +186,7 @@ def _write_graphs(model: Transformer, folder: Path, opset: int, say: Callable[[s
             written[verb] = graph
     say("checking the graphs")
     for verb in written:
-        try:
-            onnx.checker.check_model(str(folder / GRAPH_FILES[verb]), full_check=True)
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            raise ExportError(f"{verb}: onnx.checker refuses the graph: {error}") from error
+        check_graph(folder / GRAPH_FILES[verb], verb)
     return {"opset": opset, "ir_version": max(graph.ir_version for graph in written.values())}
 
 
@@ -160,8 +195,18 @@ def _named_tensors(model: Transformer) -> Iterator[tuple[str, Any]]:
     yield from ((name, tensor.detach()) for name, tensor in model.named_parameters())
 
 
-def _passport(folder: Path, config: ModelConfig, search: GenerationConfig, versions: dict[str, int]) -> Passport:
-    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+def _passport(
+    folder: Path,
+    config: ModelConfig,
+    search: GenerationConfig,
+    versions: dict[str, int],
+    *,
+    precision: Precision,
+    quantization: Quantization | None,
+) -> Passport:
+    files = [
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != PASSPORT
+    ]
     return Passport(
         format=FORMAT,
         roles={**GRAPH_FILES, "weights": WEIGHTS, EXAM_ROLE: GOLDEN},
@@ -172,13 +217,13 @@ def _passport(folder: Path, config: ModelConfig, search: GenerationConfig, versi
         model=msgspec.to_builtins(config),
         opset=versions["opset"],
         ir_version=versions["ir_version"],
-        precision="fp32",
+        precision=precision,
         tools=tool_versions("torch", "onnx", "onnx-ir", "onnxscript"),
+        quantization=quantization,
     )
 
 
 def _require(report: Report, what: str) -> Report:
     if not report.passed:
-        problems = [f"rung {rung.rung} ({rung.name}): {rung.problems[0]}" for rung in report.rungs if rung.problems]
-        raise ExportError(f"the export failed {what}: {'; '.join(problems)}. Nothing was written")
+        raise ExaminationError(what, report)
     return report

@@ -51,6 +51,8 @@ class Sizes(NamedTuple):
     """Most logits that are kept of each position; None for all."""
     whole: bool
     """Whether every token of both vocabularies is fed once, as far as these have at most `WHOLE` entries."""
+    light: bool = False
+    """For a lower precision, see `light_sizes`: numbers of 11 bits, and nothing about the modules inside the graphs."""
 
 
 def recorded_sizes(max_positions: int) -> Sizes:
@@ -64,6 +66,23 @@ def recorded_sizes(max_positions: int) -> Sizes:
         pool=16,
         columns=2048,
         whole=False,
+    )
+
+
+def light_sizes(max_positions: int) -> Sizes:
+    """What goes into a bundle of lower precision, whose thresholds need less: a few MB would undo what it saves.
+
+    The longest source and the longest past come together in a chain through all positions, beside 32 logits of each,
+    instead of with every number of every cache.
+    """
+    whole, most = recorded_sizes(max_positions), min(33, max_positions)
+    short = [size for size in whole.encode if size[1] <= most]
+    return whole._replace(
+        encode=short,
+        prefill=[size for size in whole.prefill if size[:2] in short],
+        step=[size for size in whole.step if size[:2] in short],
+        rollout=[whole.rollout[0], (1, max_positions, max_positions)],
+        light=True,
     )
 
 
@@ -114,12 +133,14 @@ class Examiner:
         self._random = np.random.default_rng(seed)
         self._decks: dict[str, list[int]] = {}
         self._pool: dict[str, Array] = {}
+        self._light = False
 
     def write(self, sizes: Sizes, sentences: Mapping[str, Sequence[int]], *, explain_all: bool = False) -> Exam:
         """An exam with cases of `sizes`, and token cases for `sentences`, source ids by text.
 
         Three small cases besides tell what the modules inside the graphs give; with `explain_all` every case does.
         """
+        self._light = sizes.light
         self._pool = self._vectors(sizes.pool)
         small = min(2, self._config.max_positions)
         questions: list[tuple[str, tuple[int, ...]]] = [
@@ -127,7 +148,9 @@ class Examiner:
             *((PREFILL, size) for size in sizes.prefill),
             *((STEP, size) for size in sizes.step),
         ]
-        explained = [(ENCODE, (2, small)), (PREFILL, (2, small, small)), (STEP, (2, small, small))]
+        explained = (
+            [] if sizes.light else [(ENCODE, (2, small)), (PREFILL, (2, small, small)), (STEP, (2, small, small))]
+        )
         return Exam(
             seed=self._seed,
             tools=tool_versions("torch"),
@@ -181,8 +204,9 @@ class Examiner:
         exact, own = (
             _without_past(call(backend, verb, inputs), inputs) for backend in (self._reference, self._float32)
         )
-        reference = {name: array.astype(np.float32) for name, array in exact.items()}
-        errors = {name: largest_error(own[name], answer) for name, answer in reference.items()}
+        answers = {name: array.astype(np.float32) for name, array in exact.items()}
+        errors = {name: largest_error(own[name], answer) for name, answer in answers.items()}
+        reference = {name: self._stored(answer) for name, answer in answers.items()}
         letters = {ENCODE: "BS", PREFILL: "BST", STEP: "BSP"}[verb]
         case = GraphCase(
             verb=verb,
@@ -244,7 +268,7 @@ class Examiner:
             if name != "logits"
         }
         return {
-            name: array.reshape(-1, *array.shape[2:]).astype(np.float32)
+            name: self._stored(array.reshape(-1, *array.shape[2:]))
             for name, array in {"encoder_hidden_states": memory, **caches}.items()
         }
 
@@ -266,7 +290,7 @@ class Examiner:
             source_mask=mask,
             target_ids=target_ids,
             columns=columns.astype(np.int64),
-            reference=answers,
+            reference=self._stored(answers),
             own_error=errors.tolist(),
         )
 
@@ -295,6 +319,11 @@ class Examiner:
         logits, _ = self._reference.prefill(fed, self._reference.encode(source, mask), mask)
         top = logits[0].log_softmax(-1).topk(min(count, self._config.vocab_size), dim=-1)  # (N, count)
         return self._reference.get(top.indices), self._reference.get(top.values).astype(np.float32)
+
+    def _stored(self, array: Array) -> Array:
+        """`array` as the exam keeps it: float32, of which a light one leaves out what no threshold of its can see."""
+        single = array.astype(np.float32)
+        return shortened(single) if self._light else single
 
     def _sources(self, batch: int, length: int) -> tuple[Array, Array]:
         """Random ids and a ragged mask: the first row is full, the others are shorter where they can be."""
@@ -334,6 +363,14 @@ def share_own_errors(exam: Exam, wider: Exam) -> None:
             largest[case.verb, name] = worst([error, largest.get((case.verb, name), 0.0)])
     for case in exam.graphs:
         case.own_error = {name: largest[case.verb, name] for name in case.own_error}
+
+
+def shortened(array: Array) -> Array:
+    """float32 numbers rounded to 11 significant bits, as many as float16 has: half the size, compressed."""
+    # Adding half of the last bit that stays carries into the exponent where it must.
+    bits = (np.ascontiguousarray(array, np.float32).view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)
+    result: Array = bits.view(np.float32)
+    return result
 
 
 def _without_past(outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from runtime.array_backend import ArrayBackend, one_line
+from runtime.array_backend import ArrayBackend, one_line, require_standard_operators
 from runtime.backend import Array
 from runtime.bundle import Bundle
 from runtime.contract import BRANCH, VERBS
@@ -17,8 +17,10 @@ def reference_backend(bundle: Bundle) -> ArrayBackend:
     """The graphs of `bundle`, evaluated node by node.
 
     Raises:
+        ProviderError: the bundle has operators of ONNX Runtime's own.
         BundleError: a graph or its weights cannot be read.
     """
+    require_standard_operators(bundle, "reference")
     graphs = {verb: _evaluator(bundle, verb) for verb in (*VERBS, BRANCH)}
 
     def run(verb: str, inputs: dict[str, Array]) -> dict[str, Array]:

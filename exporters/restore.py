@@ -29,9 +29,11 @@ def restore_model(bundle: Bundle) -> Transformer:
     """The model that `bundle` was exported from, with the weights that the graphs compute with.
 
     Raises:
-        ExportError: the passport has no settings that this version reads, or a weight is not where its module's name
-            says.
+        ExportError: it is of a lower precision, the passport has no settings that this version reads, or a weight is
+            not where its module's name says.
     """
+    if bundle.passport.precision != "fp32":
+        raise ExportError(f"{bundle.folder} is in {bundle.passport.precision}: only fp32 holds the model's own weights")
     try:
         model = Transformer(msgspec.convert(bundle.passport.model, ModelConfig))
     except msgspec.ValidationError as error:

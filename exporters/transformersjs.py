@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from runtime.contract import ENCODE, GRAPH_FILES, PREFILL, STEP, Dims
@@ -18,6 +17,7 @@ from runtime.exam import Exam
 from runtime.text.pieces import TOKENIZER_JSON
 from runtime.tokenizer import SETTINGS
 
+from .checking import check_graph
 from .errors import ExportError
 from .merged import check_encoder, check_merged, merge_decoders
 from .tokenizer_json import marian_settings, marian_tokenizer
@@ -53,10 +53,7 @@ def _save(model: ir.Model, path: Path) -> None:
     with WeightBlob(path.with_name(f"{path.name}_data"), weights) as blob:
         blob.take_from(model)
         ir.save(model, path)
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"{path.name}: onnx.checker refuses the graph: {error}") from error
+    check_graph(path, path.name)
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -15,6 +15,8 @@ PAGE, PAGED = 4096, 64 * 1024
 """A weight of `PAGED` bytes or more begins on a page of its own, so that it can be mapped without its neighbours."""
 ALIGNMENT = 64
 """Of all others: a cache line, and the widest vector register."""
+STORED = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataType.UINT8)
+"""Types of weights; other integers are often parts of shapes."""
 
 
 class _Place(NamedTuple):
@@ -46,7 +48,7 @@ class WeightBlob:
         self._file.close()
 
     def take_from(self, model: ir.Model) -> None:
-        """Move the weights of `model` into the blob. Integers and scalars, often parts of shapes, stay inline."""
+        """Move the weights of `model` into the blob. Scalars, and types that are not `STORED`, stay inline."""
         graph = model.graph
         own = set(self._names.values())
         # The model's own tensors come before those that the exporter derived from them, such as transposes.
@@ -54,12 +56,12 @@ class WeightBlob:
             graph.initializers.values(), key=lambda value: str(value.name).removeprefix("model.") not in own
         ):
             tensor = value.const_value
-            if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size == 1:
+            if tensor is None or tensor.dtype not in STORED or tensor.size == 1:
                 continue
             array = np.ascontiguousarray(tensor.numpy())
-            if array.ndim == 2 and content_key(array) not in self._places:
+            if array.ndim == 2 and _bytes_key(array) not in self._places:
                 flipped = np.ascontiguousarray(array.T)
-                if content_key(flipped) in self._places:
+                if _bytes_key(flipped) in self._places:
                     _read_transposed(graph, value, self._external(flipped))
                     continue
             external = self._external(array)
@@ -67,13 +69,13 @@ class WeightBlob:
             _rename(graph, value, external.name or "")
 
     def _external(self, array: Array) -> ir.ExternalTensor:
-        key = content_key(array)
+        key = _bytes_key(array)
         place = self._places.get(key) or self._append(key, array)
         return ir.ExternalTensor(
             self._path.name,
             place.offset,
             place.length,
-            ir.DataType.FLOAT,
+            ir.DataType.from_numpy(array.dtype),
             shape=ir.Shape(array.shape),
             name=place.name,
             base_dir=self._path.parent,
@@ -83,7 +85,7 @@ class WeightBlob:
         alignment = PAGE if array.nbytes >= PAGED else ALIGNMENT
         self._file.write(b"\0" * (-self._file.tell() % alignment))
         turned = self._names.get(content_key(array.T))
-        name = self._names.get(key) or (f"{turned}.T" if turned else f"constant_{len(self._places)}")
+        name = self._names.get(content_key(array)) or (f"{turned}.T" if turned else f"constant_{len(self._places)}")
         place = self._places[key] = _Place(self._file.tell(), array.nbytes, name)
         self._file.write(array.tobytes())
         return place
@@ -91,8 +93,12 @@ class WeightBlob:
 
 def content_key(array: Array) -> bytes:
     """Digest of an array's type, shape and numbers."""
-    array = np.ascontiguousarray(array)
     return hashlib.sha256(f"{array.dtype} {array.shape}".encode() + array.tobytes()).digest()
+
+
+def _bytes_key(array: Array) -> bytes:
+    """Digest of an array's type and numbers: in another shape they are the same weight, read by another operator."""
+    return hashlib.sha256(f"{array.dtype}".encode() + array.tobytes()).digest()
 
 
 def _read_transposed(graph: ir.Graph, value: ir.Value, stored: ir.ExternalTensor) -> None:
@@ -104,7 +110,7 @@ def _read_transposed(graph: ir.Graph, value: ir.Value, stored: ir.ExternalTensor
     name = f"{stored.name}.transposed"
     turned = next((node.outputs[0] for node in graph if node.outputs[0].name == name), None)
     if turned is None:
-        turned = ir.val(name, dtype=ir.DataType.FLOAT, shape=value.shape)
+        turned = ir.val(name, dtype=stored.dtype, shape=value.shape)
         node = ir.node("Transpose", [source], {"perm": [1, 0]}, outputs=[turned], name=f"{name}/Transpose")
         graph.insert_before(graph[0], node)
     ir.convenience.replace_all_uses_with(value, turned)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from .backend import Array, Cache, FloatArray, GraphVerbs, IntArray, LayerCache
+from .bundle import Bundle
 from .contract import Dims, graph_specs
-from .errors import GraphError
+from .errors import GraphError, ProviderError
 from .ranking import rank_tokens
 
 Run = Callable[[str, dict[str, Array]], dict[str, Array]]
@@ -58,6 +59,19 @@ class ArrayBackend(GraphVerbs[Array]):
         if missing := [tensor.name for tensor in spec.outputs if tensor.name not in outputs]:
             raise GraphError(f"{self.runtime} gave up in {verb}: it computed no {', '.join(missing)}")
         return [outputs[tensor.name] for tensor in spec.outputs]
+
+
+def require_standard_operators(bundle: Bundle, runtime: str) -> None:
+    """Refuse a bundle that no other runtime than ONNX Runtime can compute.
+
+    Raises:
+        ProviderError: its weights are integers, which are multiplied by operators of ONNX Runtime's own.
+    """
+    quantization = bundle.passport.quantization
+    if quantization is not None and quantization.scheme != "none":
+        raise ProviderError(
+            f"{runtime} cannot run {bundle.folder}: {bundle.passport.precision} needs ONNX Runtime's own operators"
+        )
 
 
 def one_line(error: Exception) -> str:

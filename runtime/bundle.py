@@ -53,6 +53,17 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of a lower precision: what was found."""
 
 
+class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the weights of a lower precision are stored."""
+
+    scheme: str
+    """What shares a scale: "rows", "blocks"; "none" where numbers are only shorter."""
+    block: int | None
+    """Most weights of a block."""
+    excluded: list[str]
+    """Weights that stayed float32, by their names in the model: they would spoil the words, or cannot be rounded."""
+
+
 class Passport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Contents of `bundle.json`."""
 
@@ -71,6 +82,8 @@ class Passport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     precision: str
     tools: dict[str, str]
     """Versions of what wrote the bundle."""
+    quantization: Quantization | None = None
+    """Of a lower precision."""
     verification: Verification | None = None
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from .array_backend import ArrayBackend
+from .array_backend import ArrayBackend, require_standard_operators
 from .backend import Array
 from .bundle import Bundle
 from .contract import BRANCH, VERBS, graph_specs
@@ -35,9 +35,10 @@ def openvino_backend(bundle: Bundle, threads: int | None = None) -> ArrayBackend
         threads: Threads of one operator; None for the CPUs that this process may use.
 
     Raises:
-        ProviderError: `threads` is impossible.
+        ProviderError: `threads` is impossible, or the bundle has operators of ONNX Runtime's own.
         BundleError: OpenVINO cannot read a graph.
     """
+    require_standard_operators(bundle, "openvino")
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise ProviderError(f"threads is {threads}, expected 1 to {MOST_THREADS}")
     settings: dict[str, str | int] = {

@@ -253,7 +253,7 @@ def test_ctrl_c_during_an_export_leaves_nothing(
         (["export", "a"], "Missing argument 'BUNDLE'"),
         (["export", "a", "b", "--opset", "17"], "17 is not in the range 18<=x<=23"),
         (["export", "a", "b", "--opset", "new"], "'new' is not a valid integer"),
-        (["export", "a", "b", "--precision", "int8"], "No such option '--precision'"),
+        (["export", "a", "b", "--precision", "int3"], "'int3' is not one of 'fp32', 'fp16', 'int8', 'int4'"),
         (["verify"], "Missing argument 'BUNDLE'"),
         (["verify", "a", "--runtime", "tpu"], "'tpu' is not one of 'ort-cpu', 'ort-cuda', 'openvino', 'reference'"),
         (["verify", "a", "--optimization", "most"], "'most' is not one of 'none', 'basic', 'extended', 'all'"),

@@ -20,6 +20,13 @@ from .options import json_option, sentences_option
     help="Of the graphs. From 23 on attention is one operator, before it is spelt out for older runtimes.",
 )
 @click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+    default="fp32",
+    show_default=True,
+    help="Of weights and products. Below fp32 the bundle is judged by its words; weights that spoil them stay in fp32.",
+)
+@click.option(
     "--layout",
     type=click.Choice(["optimum", "transformersjs"]),
     default="optimum",
@@ -34,6 +41,7 @@ def export_command(
     folder: Path,
     bundle: Path,
     opset: int,
+    precision: Literal["fp32", "fp16", "int8", "int4"],
     layout: Literal["optimum", "transformersjs"],
     sentences: Path | None,
     force: bool,
@@ -49,6 +57,7 @@ def export_command(
     """
     with needs("export"):
         from exporters.export import export_bundle
+        from runtime.bundle import read_passport
         from runtime.environment import environment
 
         from .render import report_json, show_report, stages
@@ -58,6 +67,7 @@ def export_command(
             folder,
             bundle,
             opset=opset,
+            precision=precision,
             layout=layout,
             sentences=sentences,
             force=force,
@@ -67,7 +77,8 @@ def export_command(
     for line in notes:
         click.echo(line, err=True)
     if as_json:
-        click.echo(report_json(report, bundle, environment=environment()))
+        quantization = read_passport(bundle).quantization
+        click.echo(report_json(report, bundle, environment=environment(), quantization=quantization))
     else:
         show_report(report, tensors=False)
         size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from runtime.bundle import Bundle
+from runtime.bundle import Bundle, Passport, Quantization
 from runtime.contract import GraphSpec, graph_specs
 from runtime.parity.report import Report, TokenDifference
 
@@ -146,10 +146,18 @@ def _difference_table(item: TokenDifference) -> Table:
     return made
 
 
-def report_json(report: Report, bundle: Path, *, environment: Mapping[str, str], seed: int | None = None) -> str:
+def report_json(
+    report: Report,
+    bundle: Path,
+    *,
+    environment: Mapping[str, str],
+    seed: int | None = None,
+    quantization: Quantization | None = None,
+) -> str:
     """`report` for machines. A number that is none comes as null."""
     content = {
         "bundle": str(bundle),
+        "quantization": quantization,
         "passed": report.passed,
         "seed": seed,
         "environment": environment,
@@ -183,7 +191,7 @@ def show_bundle(bundle: Bundle, *, as_json: bool) -> None:
         return
     out = console()
     facts = {
-        "precision": passport.precision,
+        "precision": _precision(passport),
         "opset, IR": f"{passport.opset}, {passport.ir_version}",
         "written by": ", ".join(f"{name} {version}" for name, version in passport.tools.items()),
         "last verified": _verdict(bundle),
@@ -201,6 +209,18 @@ def show_bundle(bundle: Bundle, *, as_json: bool) -> None:
     out.print(files)
     for verb, graph in specs.items():
         out.print(_graph_table(verb, passport.roles[verb], graph))
+
+
+def _precision(passport: Passport) -> str:
+    """For people: int8, a scale for each row, float32: encoder.layers.0.feed_forward.fc2.weight."""
+    found = passport.quantization
+    if found is None:
+        return passport.precision
+    scales = {"rows": "a scale for each row", "blocks": f"a scale for each block of {found.block}"}
+    parts = [passport.precision, *([scales[found.scheme]] if found.scheme in scales else [])]
+    if found.excluded:
+        parts.append(f"float32: {' '.join(found.excluded)}")
+    return ", ".join(parts)
 
 
 def _verdict(bundle: Bundle) -> str:
