@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from .backend import Array, Backend, Cache, LayerCache, Tensor
-from .contract import ENCODE, PREFILL, STEP, VERBS
+from .contract import BRANCH, ENCODE, PREFILL, STEP, VERBS
 
 
 def call(backend: Backend[Tensor], verb: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -18,7 +18,10 @@ def call(backend: Backend[Tensor], verb: str, inputs: Mapping[str, Array]) -> di
     if verb == STEP:
         logits, cache = backend.step(ids, mask, past_caches(backend, inputs))
         return {"logits": backend.get(logits)} | _named(backend, cache, ("decoder",))
-    raise ValueError(f"verb is {verb!r}, expected one of {', '.join(VERBS)}")
+    if verb == BRANCH:
+        logits, cache = backend.branch(ids, mask, backend.put(inputs["seen"]), past_caches(backend, inputs))
+        return {"logits": backend.get(logits)} | _named(backend, cache, ("decoder",))
+    raise ValueError(f"verb is {verb!r}, expected one of {', '.join((*VERBS, BRANCH))}")
 
 
 def _named(backend: Backend[Tensor], cache: Cache[Tensor], sides: tuple[str, ...]) -> dict[str, Array]:
@@ -31,7 +34,7 @@ def _named(backend: Backend[Tensor], cache: Cache[Tensor], sides: tuple[str, ...
 
 
 def past_caches(backend: Backend[Tensor], inputs: Mapping[str, Array]) -> Cache[Tensor]:
-    """The caches among the `inputs` of a step."""
+    """The caches among the `inputs` of a step or a branch."""
     layers = sum(name.endswith(".decoder.key") for name in inputs)
     return tuple(
         LayerCache(

@@ -20,7 +20,7 @@ from models.config import ModelConfig
 from models.transformer import Transformer
 from runtime.backend import Array
 from runtime.bundle import Bundle
-from runtime.contract import GRAPH_FILES, SELECT, VERBS
+from runtime.contract import GRAPH_FILES
 from runtime.parity import Report
 from runtime.tokenizer import TOKENIZER_FILES, open_tokenizer
 
@@ -160,8 +160,8 @@ def recorded_graphs(
     """What takes the place of `export_graphs` and costs nothing: the graphs that were exported, after `change`."""
 
     def export_graphs(_: Transformer, __: int, say: Callable[[str], None]) -> Iterator[tuple[str, ir.Model]]:
-        for verb in (*VERBS, SELECT):
-            graph = ir.load(export.bundle.folder / GRAPH_FILES[verb])
+        for verb, name in GRAPH_FILES.items():
+            graph = ir.load(export.bundle.folder / name)
             say(f"loading {verb}")
             change(verb, graph)
             yield verb, graph

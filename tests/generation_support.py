@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime.backend import Array, Cache, FloatArray, IntArray, LayerCache
 from runtime.decoding import SpecialIds
+from runtime.ranking import rank_tokens
 
 VOCABULARY, POSITIONS = 7, 9
 EOS, START = 0, VOCABULARY - 1
@@ -28,14 +29,15 @@ class Held:
 class TableBackend:
     """A model that is a table.
 
-    Its caches hold what the logits depend on: source ids and mask as cross-attention, the target so far as
-    self-attention. So a row that is lost, moved or mixed up changes the outputs.
+    Its caches hold what the logits depend on: source ids and mask as cross-attention, target tokens as
+    self-attention. So a row or an ancestor that is lost, moved or mixed up changes the outputs.
     """
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self.calls: Counter[str] = Counter()
         self.rows_of_steps: list[int] = []
+        """How many hypotheses each step or branch goes on with."""
         self.cross_of_steps: list[tuple[Held, Held]] = []
 
     def encode(self, input_ids: Held, attention_mask: Held) -> Held:
@@ -51,27 +53,51 @@ class TableBackend:
 
     def step(self, input_ids: Held, encoder_attention_mask: Held, cache: Cache[Held]) -> tuple[Held, Cache[Held]]:
         self.calls["step"] += 1
-        (layer,) = cache
-        self.rows_of_steps.append(len(input_ids.array))
-        self.cross_of_steps.append((layer.encoder_key, layer.encoder_value))
-        grown = Held(np.concatenate([layer.decoder_key.array, input_ids.array], 1))
-        return self._decode(layer._replace(decoder_key=grown, decoder_value=grown), 1, encoder_attention_mask)
+        return self._decode(self._grown(input_ids, cache), 1, encoder_attention_mask)
 
-    def _decode(self, layer: LayerCache[Held], last: int, mask: Held) -> tuple[Held, Cache[Held]]:
-        assert np.array_equal(mask.array, layer.encoder_value.array)
-        histories = layer.decoder_key.array
+    def branch(
+        self, input_ids: Held, encoder_attention_mask: Held, seen: Held, cache: Cache[Held]
+    ) -> tuple[Held, Cache[Held]]:
+        self.calls["branch"] += 1
+        assert seen.array.shape == (*input_ids.array.shape, cache[0].decoder_key.array.shape[1])
+        layer = self._grown(input_ids, cache)
+        rows = zip(
+            self._sources(layer, encoder_attention_mask),
+            cache[0].decoder_key.array,
+            seen.array,
+            input_ids.array,
+            strict=True,
+        )
         logits = [
-            [self._table(tuple(ids[seen == 1]), tuple(row[:end])) for end in range(len(row) - last + 1, len(row) + 1)]
-            for ids, seen, row in zip(layer.encoder_key.array, mask.array, histories, strict=True)
+            [
+                self._table(source, (*past[ancestors == 1], token))
+                for ancestors, token in zip(row_seen, tokens, strict=True)
+            ]
+            for source, past, row_seen, tokens in rows
         ]
         return Held(np.array(logits)), (layer,)
 
-    def reorder(self, cache: Cache[Held], rows: IntArray) -> Cache[Held]:
-        self.calls["reorder"] += 1
+    def rank(self, logits: Held, forbidden: Sequence[int], count: int) -> tuple[FloatArray, IntArray]:
+        self.calls["rank"] += 1
+        return rank_tokens(logits.array, forbidden, count)
+
+    def _grown(self, input_ids: Held, cache: Cache[Held]) -> LayerCache[Held]:
         (layer,) = cache
-        assert np.array_equal(layer.encoder_key.array[rows], layer.encoder_key.array)
-        moved = Held(layer.decoder_key.array[rows])
-        return (layer._replace(decoder_key=moved, decoder_value=moved),)
+        self.rows_of_steps.append(input_ids.array.size)
+        self.cross_of_steps.append((layer.encoder_key, layer.encoder_value))
+        grown = Held(np.concatenate([layer.decoder_key.array, input_ids.array], 1))
+        return layer._replace(decoder_key=grown, decoder_value=grown)
+
+    def _sources(self, layer: LayerCache[Held], mask: Held) -> list[Source]:
+        assert np.array_equal(mask.array, layer.encoder_value.array)
+        return [tuple(ids[real == 1]) for ids, real in zip(layer.encoder_key.array, mask.array, strict=True)]
+
+    def _decode(self, layer: LayerCache[Held], last: int, mask: Held) -> tuple[Held, Cache[Held]]:
+        logits = [
+            [self._table(source, tuple(row[:end])) for end in range(len(row) - last + 1, len(row) + 1)]
+            for source, row in zip(self._sources(layer, mask), layer.decoder_key.array, strict=True)
+        ]
+        return Held(np.array(logits)), (layer,)
 
     def select(self, cache: Cache[Held], rows: IntArray) -> Cache[Held]:
         self.calls["select"] += 1

@@ -137,12 +137,14 @@ def forget_to_grow(graph: ir.Graph) -> None:
 
 def grow_in_front(graph: ir.Graph) -> None:
     """The new position stands before the past instead of after it."""
+
+    def moved(end: ir.Node, honest: ir.Value) -> ir.Value:
+        start, last, stop, axis = (constant(graph, [number]) for number in (0, -1, 2**31, 2))
+        past, new = (computed(end, "Slice", [honest, *span, axis]) for span in ((start, last), (last, stop)))
+        return computed(end, "Concat", [new, past], {"axis": 2})
+
     for kind in ("key", "value"):
-        grown = value(graph, f"present.0.decoder.{kind}").producer()
-        assert grown is not None
-        past, new = grown.inputs
-        grown.replace_input_with(0, new)
-        grown.replace_input_with(1, past)
+        replace_output(graph, f"present.0.decoder.{kind}", moved)
 
 
 def drop_output(graph: ir.Graph) -> None:
@@ -197,7 +199,7 @@ def look_ahead_from(length: int) -> Change:
 
     def change(graph: ir.Graph) -> None:
         (user,) = attentions(graph, "self")
-        places = node(graph, "decoder/Range").outputs[0]
+        places = node(graph, "prefill/Range").outputs[0]
         late = computed(user, "GreaterOrEqual", [places, constant(graph, length)])
         column = computed(user, "Unsqueeze", [late, constant(graph, [1])])
         user.replace_input_with(3, computed(user, "Or", [user.inputs[3], column]))
@@ -214,9 +216,7 @@ def mask_by_infinity(graph: ir.Graph) -> None:
         assert key is not None
         assert states is not None
         turned = computed(user, "Transpose", [key], {"perm": [0, 1, 3, 2]})
-        scale = constant(graph, np.float32(1 / np.sqrt(8)))
-        products = computed(user, "Mul", [computed(user, "MatMul", [query, turned]), scale])
-        masked = computed(user, "Add", [products, computed(user, "Where", scores)])
+        masked = computed(user, "Add", [computed(user, "MatMul", [query, turned]), computed(user, "Where", scores)])
         weights = computed(user, "Softmax", [masked], {"axis": -1})
         ir.convenience.replace_all_uses_with(user.outputs[0], computed(user, "MatMul", [weights, states]))
         graph.remove(user, safe=True)
@@ -324,9 +324,9 @@ def read_the_first_source_from(rows: int) -> Change:
 
 
 def forget_the_root(graph: ir.Graph) -> None:
-    """Scores are divided by D instead of by its square root."""
+    """Scores are divided by D instead of by its square root, by which the query is divided already."""
     for user in attentions(graph, "cross_attention"):
-        user.attributes["scale"] = ir.AttrFloat32("scale", 1 / 16)
+        user.attributes["scale"] = ir.AttrFloat32("scale", 1 / 4)
 
 
 def set_epsilon(epsilon: float) -> Change:

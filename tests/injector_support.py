@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import injector_files_support as files
 import injector_graphs_support as graphs
+import injector_search_support as search
 import numpy as np
 from injector_files_support import Edit, exam_edit, passport_edit, weights_edit
 from injector_graphs_support import graph_edit
 from runtime_support import tiny_copy
 
 from runtime.bundle import Bundle
-from runtime.contract import BATCH, ENCODE, PREFILL, SELECT, SOURCE, STEP
+from runtime.contract import BATCH, BRANCH, ENCODE, PREFILL, RANK, SELECT, SOURCE, STEP
 from runtime.errors import RuntimeFault
 from runtime.exam import Exam
 from runtime.session import OrtBackend
@@ -195,6 +196,53 @@ OUTPUTS: dict[str, Fault] = {
     "output in float16": _graph(
         STEP, graphs.halve_logits, "0", r"step: logits is tensor\(float16\) .*expected float32"
     ),
+}
+STEPS = "from what steps give, earned is"
+SEARCH: dict[str, Fault] = {
+    "branches one position before their own": _graph(
+        BRANCH, search.place_one_before, "2", rf"branch: logits is [\d.]+ {STEPS}"
+    ),
+    "branches at the end of the whole cache": _graph(
+        BRANCH, search.place_at_the_end, "2", rf"branch: logits is [\d.]+ {STEPS}"
+    ),
+    "branches that see the whole cache": _graph(
+        BRANCH, search.see_all_of("past"), "2", rf"branch: logits is [\d.]+ {STEPS}"
+    ),
+    "branches that see each other": _graph(
+        BRANCH, search.see_all_of("others"), "2", rf"branch: logits is [\d.]+ {STEPS}"
+    ),
+    "branches that go on from another one's past": _graph(
+        BRANCH, search.mirror_seen, "2", rf"branch: logits is [\d.]+ {STEPS}"
+    ),
+    "branches that mix keys and values": _graph(BRANCH, search.swap_grown, "2", rf"branch: logits is [\d.]+ {STEPS}"),
+    "new keys of branches in another memory order": _graph(
+        BRANCH, search.turn_new_keys, "2", rf"branch: present.0.decoder.key is [\d.]+ {STEPS}"
+    ),
+    "branches by another weight": _graph(BRANCH, search.read_another_weight, "2", rf"branch: logits is [\d.]+ {STEPS}"),
+    "cross mask dropped in branches": _graph(
+        BRANCH, graphs.drop_mask("cross"), "2", rf"branch: logits is [\d.]+ {STEPS}"
+    ),
+    "a step in the role of branches": Fault(
+        passport_edit(lambda passport: passport["roles"].update(branch="decoder_with_past_model.onnx")),
+        "0",
+        "branch: seen is missing",
+    ),
+    "tokens ranked with the forbidden ones": _graph(
+        RANK,
+        graphs.drop_bias("rank/Add"),
+        "2",
+        r"rank: of the best 1 without \d+ .*some are tokens that were forbidden",
+    ),
+    "tokens normed over positions": _graph(
+        RANK, search.norm_over(1), "2", "rank: of the best 1, a log-probability is .* from its token's"
+    ),
+    "tokens ranked by logits": _graph(
+        RANK, search.forget_the_norm, "2", "rank: of the best 1, a log-probability is .* from its token's"
+    ),
+    "tokens in any order": _graph(RANK, search.leave_unsorted, "2", "rank: of the best 8, some are not in order"),
+    "tokens ranked from the worst": _graph(
+        RANK, search.take_the_worst, "2", "rank: of the best 1, some are not the best"
+    ),
     "other rows picked for the beams": _graph(
         SELECT, graphs.pick_other_rows, "2", "select: decoder_key of layer 0 has other rows"
     ),
@@ -247,4 +295,4 @@ MATHEMATICS: dict[str, Fault] = {
         "int8", graph_edit(STEP, graphs.quantise_by_the_batch), "5", "logits .*: a logit moves by"
     ),
 }
-FAULTS: dict[str, Fault] = {**WEIGHTS, **PASSPORT, **EXAM, **OUTPUTS, **SIZES, **MASKS, **MATHEMATICS}
+FAULTS: dict[str, Fault] = {**WEIGHTS, **PASSPORT, **EXAM, **OUTPUTS, **SEARCH, **SIZES, **MASKS, **MATHEMATICS}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.backend import Array, Backend, Cache, IntArray, LayerCache
-from runtime.bundle import PASSPORT, Bundle
+from runtime.backend import Array, Backend, Cache, FloatArray, IntArray, LayerCache
+from runtime.bundle import PASSPORT, Bundle, record_files
 from runtime.contract import graph_specs
 from runtime.exam import Exam, GraphCase
 from runtime.parity import Report, sit
@@ -44,6 +44,14 @@ def graph_results(cases: Sequence[GraphCase], backend: Backend[Any]) -> list[Ten
     return merged([result for case in cases for result in case_results(case, backend, earned)])
 
 
+def damage(folder: Path, name: str, content: bytes) -> None:
+    """Give the file `name` other contents, and record them as if they had always been there."""
+    (folder / name).write_bytes(content)
+    (record,) = record_files(folder, [name]).values()
+    entry = {"size": record.size, "sha256": record.sha256}
+    edit_passport(folder, lambda passport: passport["files"].update({name: entry}))
+
+
 class Delegate:
     """A backend that does what `inner` does. Faults are subclasses; they see arrays through `changed`."""
 
@@ -59,8 +67,13 @@ class Delegate:
     def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
         return self.inner.step(input_ids, encoder_attention_mask, cache)
 
-    def reorder(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
-        return self.inner.reorder(cache, rows)
+    def branch(
+        self, input_ids: Any, encoder_attention_mask: Any, seen: Any, cache: Cache[Any]
+    ) -> tuple[Any, Cache[Any]]:
+        return self.inner.branch(input_ids, encoder_attention_mask, seen, cache)
+
+    def rank(self, logits: Any, forbidden: Sequence[int], count: int) -> tuple[FloatArray, IntArray]:
+        return self.inner.rank(logits, forbidden, count)
 
     def select(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
         return self.inner.select(cache, rows)

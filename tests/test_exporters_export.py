@@ -47,6 +47,7 @@ def test_the_bundle_opens_and_holds_what_it_should(exports: Exports, name: str) 
     folder, passport = export.bundle.folder, export.bundle.passport
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {
+        "branch_model.onnx",
         "bundle.json",
         "config.json",
         "decoder_model.onnx",
@@ -55,6 +56,7 @@ def test_the_bundle_opens_and_holds_what_it_should(exports: Exports, name: str) 
         "generation_config.json",
         "golden/exam.json",
         "golden/exam.npz",
+        "search/rank_tokens.onnx",
         "search/select_rows.onnx",
         "source.spm",
         "target.spm",
@@ -91,6 +93,7 @@ def test_the_stages_are_told_in_order(export: Export) -> None:
         "tracing encode",
         "tracing prefill",
         "tracing step",
+        "tracing branch",
         "checking the graphs",
         "writing the exam",
         "sweeping over sizes that were not traced",

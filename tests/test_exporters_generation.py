@@ -113,8 +113,9 @@ def test_the_reference_backend_hands_cross_attention_on_as_the_same_tensors(riva
     start = torch.full((len(RAGGED), 1), SPECIAL.start)
     _, cache = rivals.torch.prefill(start, rivals.torch.encode(ids, mask), mask)
     _, grown = rivals.torch.step(start, mask, cache)
-    reordered = rivals.torch.reorder(grown, np.arange(len(RAGGED))[::-1])
-    for layers in zip(cache, grown, reordered, strict=True):
+    seen = torch.ones((len(RAGGED), 1, 2), dtype=torch.int64)
+    _, branched = rivals.torch.branch(start, mask, seen, grown)
+    for layers in zip(cache, grown, branched, strict=True):
         for name in ("encoder_key", "encoder_value"):
             assert len({id(getattr(layer, name)) for layer in layers}) == 1
     chosen = np.array([2, 2, 0])

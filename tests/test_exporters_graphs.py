@@ -19,13 +19,15 @@ from exporters.reference import TorchBackend
 from models.config import ModelConfig
 from models.transformer import Transformer
 from runtime.backend import Array
-from runtime.contract import PREFILL, STEP, VERBS, graph_specs
+from runtime.contract import BRANCH, GRAPH_FILES, PREFILL, STEP, VERBS, graph_specs
 from runtime.exam import load_exam
 from runtime.parity import RUNGS
 from runtime.session import OrtBackend
 from runtime.verbs import call
 
 TYPES = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
+WEIGHTED = (*VERBS, BRANCH)
+"""The graphs that compute with the model's weights."""
 Exports = Callable[[str], Export]
 
 
@@ -35,7 +37,7 @@ def export(request: pytest.FixtureRequest, exports: Exports) -> Export:
 
 
 def calls(export: Export, backend: Any, padded_row: int | None = None) -> dict[str, dict[str, Array]]:
-    """Outputs of the three verbs, each fed with what PyTorch's verb before it gave; a row may be all padding."""
+    """Outputs of the verbs, each fed with what PyTorch's verb before it gave; a row may be all padding."""
     torch_backend = TorchBackend(export.model)
     source, mask, target = random_inputs(export.config)
     if padded_row is not None:
@@ -49,17 +51,20 @@ def calls(export: Export, backend: Any, padded_row: int | None = None) -> dict[s
         if name != "logits"
     }
     step = {"encoder_attention_mask": mask, "input_ids": target[:, -1:], **past}
-    inputs: dict[str, dict[str, Array]] = {"encode": encode, "prefill": prefill, "step": step}
+    # Three hypotheses, of which none has seen the same.
+    seen = np.array([[[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 0, 1]]] * len(mask))
+    branch = {**step, "input_ids": target[:, 1:4], "seen": seen}
+    inputs: dict[str, dict[str, Array]] = {"encode": encode, "prefill": prefill, "step": step, "branch": branch}
     if isinstance(backend, dict):
         return {
             verb: dict(zip(backend[verb].output_names, backend[verb].run(None, inputs[verb]), strict=True))
-            for verb in VERBS
+            for verb in WEIGHTED
         }
-    return {verb: call(backend, verb, inputs[verb]) for verb in VERBS}
+    return {verb: call(backend, verb, inputs[verb]) for verb in WEIGHTED}
 
 
 def assert_same(ours: dict[str, dict[str, Array]], theirs: dict[str, dict[str, Array]]) -> None:
-    for verb in VERBS:
+    for verb in WEIGHTED:
         assert ours[verb].keys() == theirs[verb].keys()
         for name, array in ours[verb].items():
             scale = np.abs(theirs[verb][name]).max()
@@ -94,15 +99,15 @@ def test_inputs_and_outputs_are_the_contract_s(export: Export) -> None:
 
 
 def test_the_checker_is_clean(export: Export) -> None:
-    for verb in (*VERBS, "select"):
+    for verb in GRAPH_FILES:
         onnx.checker.check_model(str(export.bundle.path(verb)), full_check=True)
 
 
 def test_the_opset_is_the_one_that_was_asked_for(export: Export) -> None:
-    for verb in (*VERBS, "select"):
+    for verb in GRAPH_FILES:
         assert {opset.domain: opset.version for opset in export.graph(verb).opset_import} == {"": export.opset}
     assert export.bundle.passport.opset == export.opset
-    assert export.bundle.passport.ir_version == max(export.graph(verb).ir_version for verb in VERBS)
+    assert export.bundle.passport.ir_version == max(export.graph(verb).ir_version for verb in WEIGHTED)
 
 
 def test_attention_is_one_operator_from_opset_23_on_and_spelt_out_before(export: Export) -> None:
@@ -111,8 +116,9 @@ def test_attention_is_one_operator_from_opset_23_on_and_spelt_out_before(export:
         "encode": config.encoder_layers,
         "prefill": 2 * config.decoder_layers,
         "step": 2 * config.decoder_layers,
+        "branch": 2 * config.decoder_layers,
     }
-    for verb in VERBS:
+    for verb in WEIGHTED:
         operators = [node.op_type for node in export.graph(verb).graph.node]
         assert operators.count("Attention") == (expected[verb] if export.opset >= 23 else 0)
         assert operators.count("Softmax") == (0 if export.opset >= 23 else expected[verb])
@@ -129,16 +135,16 @@ def arrays_inside(graph: onnx.GraphProto) -> Iterator[TensorProto]:
 
 
 def test_graphs_hold_structure_alone(export: Export) -> None:
-    for verb in VERBS:
+    for verb in WEIGHTED:
         graph = export.graph(verb).graph
         assert max((tensor.ByteSize() for tensor in arrays_inside(graph)), default=0) < 200
         assert any(tensor.data_location == TensorProto.EXTERNAL for tensor in graph.initializer)
-    sizes = [export.bundle.path(verb).stat().st_size for verb in (*VERBS, "select")]
+    sizes = [export.bundle.path(verb).stat().st_size for verb in GRAPH_FILES]
     assert sum(sizes) < 120_000
 
 
 def test_graphs_are_as_small_for_wide_models_as_for_narrow_ones(export: Export) -> None:
-    for verb in VERBS:
+    for verb in WEIGHTED:
         graph = export.graph(verb).graph
         weights = sum(np.prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 2)
         outside = sum(
@@ -152,14 +158,14 @@ def test_graphs_are_as_small_for_wide_models_as_for_narrow_ones(export: Export) 
 def test_graphs_say_nothing_about_where_they_were_made(export: Export) -> None:
     telling = [b".py", b"site-packages", b"Traceback", b"stack_trace", b'File "', b"pkg.torch", b"namespace"]
     telling += [str(path).encode() for path in (Path.cwd(), Path.home(), Path(sys.prefix), export.bundle.folder)]
-    for verb in (*VERBS, "select"):
+    for verb in GRAPH_FILES:
         content = export.bundle.path(verb).read_bytes()
         assert [word for word in telling if word in content] == []
 
 
 def test_nodes_are_named_after_the_modules_that_they_come_from(export: Export) -> None:
     modules = {name for name, _ in export.model.named_modules(remove_duplicate=False) if name}
-    for verb in VERBS:
+    for verb in WEIGHTED:
         names = [node.name for node in export.graph(verb).graph.node]
         assert len(set(names)) == len(names)
         paths = {name.rpartition("/")[0] for name in names}
@@ -170,10 +176,22 @@ def test_nodes_are_named_after_the_modules_that_they_come_from(export: Export) -
     assert "output/MatMul" in prefill
 
 
-def test_step_computes_no_cross_attention_keys_and_values(export: Export) -> None:
-    names = [node.name for node in export.graph(STEP).graph.node]
+@pytest.mark.parametrize("verb", [STEP, BRANCH])
+def test_what_has_a_cache_computes_no_cross_attention_keys_and_values(export: Export, verb: str) -> None:
+    names = [node.name for node in export.graph(verb).graph.node]
     assert [name for name in names if "cross_attention.k_proj" in name or "cross_attention.v_proj" in name] == []
     assert any("cross_attention.q_proj" in name for name in names)
+
+
+@pytest.mark.parametrize("verb", [STEP, BRANCH])
+def test_attention_itself_appends_to_the_cache_where_it_is_one_operator(export: Export, verb: str) -> None:
+    graph = export.graph(verb).graph
+    appending = [node for node in graph.node if node.op_type == "Attention" and len(node.output) == 3]
+    caches = [name for node in appending for name in node.output[1:]]
+    present = [value.name for value in graph.output if value.name.startswith("present.")]
+    assert caches == (present if export.opset >= 23 else [])
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    assert {makers[name] for name in present} == {"Attention" if export.opset >= 23 else "Concat"}
 
 
 def test_onnx_runtime_gives_what_pytorch_gives(export: Export) -> None:
@@ -181,7 +199,7 @@ def test_onnx_runtime_gives_what_pytorch_gives(export: Export) -> None:
 
 
 def test_the_reference_evaluator_of_onnx_gives_what_pytorch_gives(export: Export) -> None:
-    evaluators = {verb: onnx.reference.ReferenceEvaluator(onnx.load(export.bundle.path(verb))) for verb in VERBS}
+    evaluators = {verb: onnx.reference.ReferenceEvaluator(onnx.load(export.bundle.path(verb))) for verb in WEIGHTED}
     assert_same(calls(export, evaluators), calls(export, TorchBackend(export.model)))
 
 
@@ -190,7 +208,7 @@ def test_a_row_of_nothing_but_padding_gives_numbers_and_leaves_the_others_alone(
     others = [index for index in range(3) if index != row]
     for backend in (TorchBackend(export.model), OrtBackend(export.bundle, threads=1)):
         whole, padded = calls(export, backend), calls(export, backend, padded_row=row)
-        for verb in VERBS:
+        for verb in WEIGHTED:
             for name, array in padded[verb].items():
                 assert np.isfinite(array).all(), (type(backend), verb, name)
                 np.testing.assert_allclose(array[others], whole[verb][name][others], rtol=0, atol=1e-4)

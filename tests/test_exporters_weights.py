@@ -15,7 +15,7 @@ from exporters.weights import ALIGNMENT, PAGE, PAGED, WeightBlob, content_key
 from models.checkpoint import unique_parameters
 from runtime.backend import Array
 from runtime.bundle import WEIGHTS
-from runtime.contract import VERBS
+from runtime.contract import BRANCH, VERBS
 
 Exports = Callable[[str], Export]
 
@@ -54,7 +54,7 @@ def externals(model: onnx.ModelProto) -> list[External]:
 
 
 def all_externals(export: Export) -> list[External]:
-    return [external for verb in VERBS for external in externals(export.graph(verb))]
+    return [external for verb in (*VERBS, BRANCH) for external in externals(export.graph(verb))]
 
 
 def weights_of(export: Export) -> dict[str, Array]:

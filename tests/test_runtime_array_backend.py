@@ -15,11 +15,12 @@ from runtime_support import GRAPH, TINY, VOCABULARY, edit_passport, failed, judg
 from runtime.array_backend import ArrayBackend, Run
 from runtime.backend import Array, Cache
 from runtime.bundle import Bundle, record_files
-from runtime.contract import PREFILL, STEP, VERBS
+from runtime.contract import BRANCH, PREFILL, STEP, VERBS
 from runtime.errors import BundleError, GraphError, ProviderError
 from runtime.exam import Exam
 from runtime.generation import GenerationConfig, generate
-from runtime.session import OrtBackend
+from runtime.ranking import rank_tokens
+from runtime.session import SLOWER, OrtBackend
 
 Change = Callable[[bytes], bytes]
 
@@ -28,15 +29,19 @@ SOURCE = np.array([[4, 9, 7, 3], [0, 0, 0, 0], [8, 3, 0, 0]])
 MASK = np.array([[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]])
 """The second row may see nothing."""
 TARGET = np.array([[2, 7], [2, 6], [2, 8]])
+SEEN = np.array([[[1, 1, 1, 1], [1, 0, 1, 0]]] * 3)
 
 
 def run_of(bundle: Bundle) -> Run:
-    """ONNX Runtime, one plain session a verb."""
+    """ONNX Runtime, one plain session a graph."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     sessions = {
-        verb: ort.InferenceSession(bundle.path(verb), options, providers=["CPUExecutionProvider"]) for verb in VERBS
+        verb: ort.InferenceSession(
+            bundle.path(verb), options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER
+        )
+        for verb in (*VERBS, BRANCH)
     }
 
     def run(verb: str, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -63,7 +68,7 @@ def openvino() -> Any:
 
 
 def everything(backend: Any) -> list[Array]:
-    """All tensors of all verbs for three rows, after two steps."""
+    """All tensors of all verbs for three rows, after two steps and a branch of two hypotheses about each."""
     mask = backend.put(MASK)
     memory = backend.encode(backend.put(SOURCE), mask)
     logits, cache = backend.prefill(backend.put(TARGET), memory, mask)
@@ -71,6 +76,8 @@ def everything(backend: Any) -> list[Array]:
     for token in (5, 9):
         logits, cache = backend.step(backend.put(np.full((3, 1), token)), mask, cache)
         tensors += [logits, *(tensor for layer in cache for tensor in layer)]
+    logits, cache = backend.branch(backend.put(TARGET), mask, backend.put(SEEN), cache)
+    tensors += [logits, *(tensor for layer in cache for tensor in layer)]
     return [backend.get(tensor) for tensor in tensors]
 
 
@@ -102,7 +109,10 @@ def test_a_search_finds_the_same_ids(
         generate(runtime, SENTENCES, config, tiny_bundle.passport.special, tiny_bundle.passport.dims.max_positions)
         for runtime in (backend, tiny_backend)
     )
-    assert ours == theirs
+    assert [[found.ids for found in each] for each in ours] == [[found.ids for found in each] for each in theirs]
+    # Where tokens are ranked, in numpy or by a graph, decides the last bits of a score.
+    scores = [[found.score for each in outputs for found in each] for outputs in (ours, theirs)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5, abs=1e-6)
     assert len({len(best.ids) for best, *_ in ours}) > 1
 
 
@@ -132,14 +142,28 @@ def test_a_step_carries_the_cross_attention_over(backend: ArrayBackend) -> None:
         np.testing.assert_array_equal(grown.decoder_key[:, :, :-1], layer.decoder_key)
 
 
-def test_reorder_moves_self_attention_and_select_both(backend: ArrayBackend) -> None:
+def test_a_branch_keeps_the_past_and_carries_the_cross_attention_over(backend: ArrayBackend) -> None:
+    before = prefilled(backend)
+    logits, after = backend.branch(TARGET, MASK, SEEN[:, :, :2], before)
+    assert logits.shape == (3, 2, VOCABULARY)
+    for grown, layer in zip(after, before, strict=True):
+        assert grown.encoder_key is layer.encoder_key
+        assert grown.encoder_value is layer.encoder_value
+        np.testing.assert_array_equal(grown.decoder_value[:, :, :-2], layer.decoder_value)
+
+
+def test_select_takes_rows_of_both_kinds_of_caches(backend: ArrayBackend) -> None:
     rows = np.array([2, 0, 0])
     cache = prefilled(backend)
-    for moved, taken, layer in zip(backend.reorder(cache, rows), backend.select(cache, rows), cache, strict=True):
-        assert moved[2] is layer[2]
-        assert moved[3] is layer[3]
-        for ours, theirs in zip((*moved[:2], *taken), (*layer[:2], *layer), strict=True):
+    for taken, layer in zip(backend.select(cache, rows), cache, strict=True):
+        for ours, theirs in zip(taken, layer, strict=True):
             np.testing.assert_array_equal(ours, theirs[rows])
+
+
+def test_ranks_are_those_of_numpy(backend: ArrayBackend) -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 3, VOCABULARY)).astype(np.float32)
+    for ours, theirs in zip(backend.rank(logits, [4], 5), rank_tokens(logits, [4], 5), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_was_put_lies_in_one_piece(backend: ArrayBackend) -> None:
@@ -200,7 +224,7 @@ def test_openvino_computes_in_float32_with_the_threads_that_were_asked_for(
     for threads, expected in ((2, 2), (None, 3)):
         settings.clear()
         openvino.openvino_backend(tiny_bundle, threads)
-        assert len(settings) == len(VERBS)
+        assert len(settings) == len((*VERBS, BRANCH))
         for given in settings:
             assert given["device"] == "CPU"
             assert given["INFERENCE_PRECISION_HINT"] == "f32"

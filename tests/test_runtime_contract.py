@@ -90,6 +90,8 @@ def test_graphs_lie_where_optimum_looks_for_them() -> None:
         "encode": "encoder_model.onnx",
         "prefill": "decoder_model.onnx",
         "step": "decoder_with_past_model.onnx",
+        "branch": "branch_model.onnx",
+        "rank": "search/rank_tokens.onnx",
         "select": "search/select_rows.onnx",
     }
 
@@ -112,6 +114,13 @@ def test_names_of_prefill(layers: int) -> None:
 def test_names_of_step_whose_cross_attention_goes_in_and_never_comes_out(layers: int) -> None:
     graph = graph_specs(dims(layers))["step"]
     assert names(graph.inputs) == ["encoder_attention_mask", "input_ids", *PAST[layers]]
+    assert names(graph.outputs) == ["logits", *(name for name in PRESENT[layers] if ".decoder." in name)]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_names_of_branch_are_those_of_step_and_who_has_seen_what(layers: int) -> None:
+    graph = graph_specs(dims(layers))["branch"]
+    assert names(graph.inputs) == ["encoder_attention_mask", "input_ids", "seen", *PAST[layers]]
     assert names(graph.outputs) == ["logits", *(name for name in PRESENT[layers] if ".decoder." in name)]
 
 
@@ -142,6 +151,21 @@ def test_types_and_axes_of_every_tensor() -> None:
         "step.logits": ("float32", (B, 1, 100)),
         "step.present.0.decoder.key": ("float32", (B, 2, GROWN, 4)),
         "step.present.0.decoder.value": ("float32", (B, 2, GROWN, 4)),
+        "branch.encoder_attention_mask": ("int64", (B, S)),
+        "branch.input_ids": ("int64", (B, T)),
+        "branch.seen": ("int64", (B, T, P)),
+        "branch.past_key_values.0.decoder.key": ("float32", (B, 2, P, 4)),
+        "branch.past_key_values.0.decoder.value": ("float32", (B, 2, P, 4)),
+        "branch.past_key_values.0.encoder.key": ("float32", (B, 2, S, 4)),
+        "branch.past_key_values.0.encoder.value": ("float32", (B, 2, S, 4)),
+        "branch.logits": ("float32", (B, T, 100)),
+        "branch.present.0.decoder.key": ("float32", (B, 2, GROWN, 4)),
+        "branch.present.0.decoder.value": ("float32", (B, 2, GROWN, 4)),
+        "rank.logits": ("float32", (B, T, 100)),
+        "rank.bias": ("float32", (100,)),
+        "rank.count": ("int64", (1,)),
+        "rank.log_probabilities": ("float32", (B, T, "count")),
+        "rank.tokens": ("int64", (B, T, "count")),
         "select.rows": ("int64", ("selected",)),
         "select.cache.0": ("float32", (B, 2, "length", 4)),
         "select.cache.1": ("float32", (B, 2, "length", 4)),

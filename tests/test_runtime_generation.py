@@ -111,13 +111,35 @@ def test_finished_sentences_leave_the_batch(seed: int, sources: list[Source], ch
 
 @deterministic
 @given(seeds, batches, options())
-def test_encoder_and_prefill_run_once_and_only_logits_are_fetched(
+def test_encoder_and_prefill_run_once_and_nothing_is_fetched_but_the_best_tokens(
     seed: int, sources: list[Source], chosen: dict[str, Any]
 ) -> None:
     backend = TableBackend(random_table(seed))
     generate(backend, sources, GenerationConfig(**chosen), SPECIAL, POSITIONS)
     assert (backend.calls["encode"], backend.calls["prefill"]) == (1, 1)
-    assert backend.calls["get"] == 1 + backend.calls["step"]
+    assert backend.calls["rank"] == 1 + backend.calls["step"] + backend.calls["branch"]
+    assert backend.calls["get"] == 0
+    assert backend.calls["step" if chosen["num_beams"] > 1 else "branch"] == 0
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_all_logits_are_fetched_where_a_rule_looks_at_them(beams: int) -> None:
+    backend = TableBackend(random_table(0))
+    config = GenerationConfig(num_beams=beams, repetition_penalty=1.5)
+    generate(backend, [(1,), (2, 3)], config, SPECIAL, POSITIONS)
+    assert backend.calls["get"] == 1 + backend.calls["step"] + backend.calls["branch"]
+    assert backend.calls["rank"] == 0
+
+
+@deterministic
+@given(seeds, batches, options())
+def test_caches_are_copied_when_a_sentence_leaves_and_never_else(
+    seed: int, sources: list[Source], chosen: dict[str, Any]
+) -> None:
+    backend = TableBackend(random_table(seed))
+    generate(backend, sources, GenerationConfig(**chosen), SPECIAL, POSITIONS)
+    counts = [chosen["num_beams"] * len(sources), *backend.rows_of_steps]
+    assert backend.calls["select"] == sum(before > after for before, after in itertools.pairwise(counts))
 
 
 @deterministic

@@ -221,8 +221,9 @@ def test_what_only_a_search_shows_fails_in_the_words(tiny_backend: OrtBackend, e
 class MixesSentences(Delegate):
     """Beams of several sentences go on with the cache of another sentence; their words stay, their scores do not."""
 
-    def reorder(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
-        return super().reorder(cache, rows if len(rows) <= 4 else rows[::-1])
+    def branch(self, ids: Any, mask: Any, seen: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
+        mixed = self.changed_caches(cache, ("decoder_key", "decoder_value"), lambda array: array[::-1])
+        return super().branch(ids, mask, seen, mixed)
 
 
 def test_a_score_that_company_changes_fails_though_the_words_stay(tiny_backend: OrtBackend, exam: Exam) -> None:

@@ -22,7 +22,7 @@ from runtime_support import (
 
 from runtime.backend import Array, Cache
 from runtime.bundle import Bundle
-from runtime.contract import graph_specs
+from runtime.contract import BRANCH, VERBS, graph_specs
 from runtime.decoding import SpecialIds
 from runtime.exam import CacheCheck, Exam, GraphCase
 from runtime.parity import RUNGS, sit
@@ -52,10 +52,12 @@ def test_a_good_bundle_climbs_every_rung(tiny_bundle: Bundle, tiny_backend: OrtB
 def test_every_output_of_every_graph_is_compared(tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam) -> None:
     compared = {(result.graph, result.tensor): result.compared for result in graph_results(exam.graphs, tiny_backend)}
     specs = graph_specs(tiny_bundle.passport.dims)
-    assert set(compared) == {
-        (verb, tensor.name) for verb in specs if verb != "select" for tensor in specs[verb].outputs
-    }
+    assert set(compared) == {(verb, tensor.name) for verb in VERBS for tensor in specs[verb].outputs}
     assert all(compared.values())
+    report = judge(tiny_bundle, exam, tiny_backend)
+    branched = {result.tensor: result.compared for result in report.tensors if result.graph == BRANCH}
+    assert set(branched) == {tensor.name for tensor in specs[BRANCH].outputs}
+    assert all(branched.values())
 
 
 def test_every_case_is_named_and_has_compared_something(

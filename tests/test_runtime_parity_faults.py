@@ -311,7 +311,7 @@ def test_too_few_logits_are_a_verdict_on_every_rung_and_no_accident(
     candidate = Candidate(TooFewLogits(tiny_backend), passport, open_tokenizer(tiny_bundle.folder), "as tested")
     specs = graph_specs(passport.dims)
     report = sit(exam, candidate, specs, specs)
-    assert failed(report) == [GRAPH, ROLLOUT, TOKENS, DEPLOYMENT]
+    assert failed(report) == [GRAPH, ROLLOUT, TOKENS, INVARIANCE, DEPLOYMENT]
     assert report.drift[0] == math.inf
     assert all(not math.isfinite(figure.value) for figure in report.figures if figure.name != "invariance")
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from onnxruntime import OrtValue
-from runtime_support import TINY, VOCABULARY, edit_passport
+from runtime_support import TINY, VOCABULARY, damage
 
 from runtime import session
 from runtime.backend import Array, Cache
-from runtime.bundle import Bundle, record_files
-from runtime.contract import graph_specs
+from runtime.bundle import Bundle
+from runtime.contract import GRAPH_FILES, graph_specs
 from runtime.errors import BundleError, GraphError, ProviderError
+from runtime.ranking import rank_tokens
 from runtime.session import OPTIMIZATIONS, Optimization, OrtBackend
 from runtime.threads import available_cpus
 from runtime.verbs import call
@@ -106,16 +107,37 @@ def test_select_takes_rows_of_both_kinds_of_caches(
             np.testing.assert_array_equal(ours, theirs[rows])
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0, 1], [1, 1, 1]])
-def test_reorder_takes_rows_of_self_attention_and_leaves_cross_attention(
-    tiny_backend: OrtBackend, prefilled: Prefilled, rows: list[int]
+def test_branches_give_what_one_prefill_over_each_hypothesis_gives(
+    tiny_backend: OrtBackend, prefilled: Prefilled
 ) -> None:
-    reordered = tiny_backend.reorder(prefilled.cache, np.array(rows))
-    for moved, before in zip(reordered, prefilled.cache, strict=True):
-        np.testing.assert_array_equal(moved.decoder_key.numpy(), before.decoder_key.numpy()[rows])
-        np.testing.assert_array_equal(moved.decoder_value.numpy(), before.decoder_value.numpy()[rows])
-        assert moved.encoder_key is before.encoder_key
-        assert moved.encoder_value is before.encoder_value
+    """Two beams, then two that both go on from the second: the first is in the cache and seen by nobody."""
+    first, second = np.array([[9, 4], [5, 5], [30, 3]]), np.array([[7, 9], [8, 4], [4, 11]])
+    rounds: list[tuple[Array, list[list[int]], list[Array]]] = [
+        (first, [[1, 1]] * 2, []),
+        (second, [[1, 1, 0, 1]] * 2, [first[:, 1:]]),
+    ]
+    cache = prefilled.cache
+    for ids, seen, parent in rounds:
+        told = tiny_backend.put(np.array([seen] * 3))
+        logits, grown = tiny_backend.branch(tiny_backend.put(ids), prefilled.mask, told, cache)
+        for beam in range(2):
+            row = tiny_backend.put(np.concatenate([TARGET, *parent, ids[:, beam, None]], 1))
+            whole, _ = tiny_backend.prefill(row, prefilled.memory, prefilled.mask)
+            np.testing.assert_allclose(logits.numpy()[:, beam], whole.numpy()[:, -1], atol=1e-4)
+        for layer, old in zip(grown, cache, strict=True):
+            assert layer.encoder_key is old.encoder_key
+            assert layer.encoder_value is old.encoder_value
+            np.testing.assert_array_equal(layer.decoder_key.numpy()[:, :, :-2], old.decoder_key.numpy())
+        cache = grown
+
+
+def test_the_best_tokens_are_those_that_numpy_finds(tiny_backend: OrtBackend, prefilled: Prefilled) -> None:
+    for forbidden, count in (((), 1), ((4, 9), 8), ((), 3), ((4, 9), 4), ((9,), VOCABULARY + 5)):
+        scores, tokens = tiny_backend.rank(prefilled.logits, forbidden, count)
+        wanted = rank_tokens(prefilled.logits.numpy(), forbidden, count)
+        np.testing.assert_array_equal(tokens, wanted[1])
+        np.testing.assert_allclose(scores, wanted[0], rtol=1e-5, atol=1e-6)
+        assert tokens.shape == (3, 2, min(count, VOCABULARY))
 
 
 def test_put_and_get_are_inverse(tiny_backend: OrtBackend) -> None:
@@ -159,7 +181,7 @@ def test_verbs_by_name_speak_the_contract(tiny_bundle: Bundle, tiny_backend: Ort
 
 
 def test_an_unknown_verb_is_an_error(tiny_backend: OrtBackend) -> None:
-    with pytest.raises(ValueError, match="verb is 'speak', expected one of encode, prefill, step"):
+    with pytest.raises(ValueError, match="verb is 'speak', expected one of encode, prefill, step, branch"):
         call(tiny_backend, "speak", {"input_ids": SOURCE, "encoder_attention_mask": MASK})
 
 
@@ -171,12 +193,10 @@ def test_what_onnx_runtime_cannot_compute_is_one_line_with_the_verb(tiny_backend
 
 
 def test_a_graph_that_is_none_is_refused_though_its_digest_is_right(tiny: Path) -> None:
-    (tiny / "encoder_model.onnx").write_bytes(b"not a graph")
-    (record,) = record_files(tiny, ["encoder_model.onnx"]).values()
-    entry = {"size": record.size, "sha256": record.sha256}
-    edit_passport(tiny, lambda passport: passport["files"].update({"encoder_model.onnx": entry}))
+    damage(tiny, "encoder_model.onnx", b"not a graph")
+    backend = OrtBackend(Bundle(tiny))
     with pytest.raises(BundleError, match=r"cannot load .*encoder_model\.onnx"):
-        OrtBackend(Bundle(tiny))
+        Prefilled(backend)
 
 
 def test_an_unknown_provider_is_refused(tiny_bundle: Bundle) -> None:
@@ -193,21 +213,29 @@ def test_a_senseless_number_of_threads_is_refused(tiny_bundle: Bundle, threads: 
 
 def options(backend: OrtBackend, name: str) -> set[Any]:
     """What the sessions of all graphs say."""
-    return {getattr(graph._session.get_session_options(), name) for graph in backend._graphs.values()}
+    return {getattr(backend._graphs[verb]._session.get_session_options(), name) for verb in GRAPH_FILES}
 
 
-def pool_sizes(backend: OrtBackend) -> set[int]:
-    return options(backend, "intra_op_num_threads")
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many threads each graph that is loaded asks for."""
+    asked: list[int] = []
+    monkeypatch.setattr(session, "use_threads", lambda _, count: asked.append(count))
+    return asked
 
 
-def test_all_graphs_compute_with_the_threads_that_were_asked_for(tiny_bundle: Bundle) -> None:
-    assert pool_sizes(OrtBackend(tiny_bundle, threads=2)) == {2}
+def test_all_graphs_compute_with_the_threads_that_were_asked_for(tiny_bundle: Bundle, counts: list[int]) -> None:
+    OrtBackend(tiny_bundle, threads=2).found_specs()
+    assert counts == [2] * len(GRAPH_FILES)
 
 
-def test_threads_default_to_the_cpus_of_this_process(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_default_to_the_cpus_of_this_process(
+    tiny_bundle: Bundle, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 8}, raising=False)
     assert available_cpus() == 3
-    assert pool_sizes(OrtBackend(tiny_bundle)) == {3}
+    OrtBackend(tiny_bundle).found_specs()
+    assert counts == [3] * len(GRAPH_FILES)
 
 
 def test_threads_default_to_the_machine_s_cpus_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,19 +343,3 @@ def test_heavy_operators_left_to_the_cpu_are_a_missed_provider(
 
     monkeypatch.setattr(graph, "_session", Session())
     assert graph.missed("cuda") == expected
-
-
-def test_a_fallback_loads_every_graph_anew_on_the_cpu(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph that misses the provider must not leave the others on it."""
-    loaded: list[tuple[str, int | None, str]] = []
-    load = session._load
-
-    def observe(bundle: Bundle, provider: session.Provider, threads: int | None, optimization: Optimization) -> Any:
-        loaded.append((provider, threads, optimization))
-        return load(bundle, "cpu", threads, optimization)
-
-    monkeypatch.setattr(session, "_load", observe)
-    monkeypatch.setattr(session._Graph, "missed", lambda graph, _: "no" if graph._spec.verb == "step" else None)
-    backend = OrtBackend(tiny_bundle, provider="cuda", threads=2, optimization="basic", allow_fallback=True)
-    assert backend.provider == "cpu"
-    assert loaded == [("cuda", 2, "basic"), ("cpu", 2, "basic")]

@@ -21,7 +21,7 @@ from runtime_support import (
     tiny_copy,
 )
 
-from runtime import verify
+from runtime import session, verify
 from runtime.backend import Array, Backend, Cache
 from runtime.bundle import PASSPORT, Bundle
 from runtime.contract import graph_specs
@@ -116,12 +116,15 @@ def test_a_runtime_without_levels_is_tried_once(runtime: Any) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_setting_is_opened_as_it_says(tiny_bundle: Bundle, level: Any) -> None:
+def test_a_setting_is_opened_as_it_says(tiny_bundle: Bundle, level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(session, "use_threads", lambda _, count: counts.append(count))
     backend = open_backend(tiny_bundle, Setting(optimization=level, threads=2))
     assert isinstance(backend, OrtBackend)
-    options = [graph._session.get_session_options() for graph in backend._graphs.values()]
+    backend.found_specs()
+    options = [graph._session.get_session_options() for graph in backend._graphs._loaded.values()]
     assert {option.graph_optimization_level for option in options} == {OPTIMIZATIONS[level]}
-    assert {option.intra_op_num_threads for option in options} == {2}
+    assert counts == [2] * len(options)
 
 
 @pytest.mark.parametrize("runtime", ["openvino", "reference", "tpu"])

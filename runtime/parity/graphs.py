@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, Backend, Cache
-from ..contract import SELECT, STEP, VERBS, GraphSpec
+from ..backend import Array, Backend
+from ..contract import BRANCH, STEP, VERBS, GraphSpec
 from ..errors import GraphError
 from ..exam import GraphCase
-from ..verbs import call, past_caches
+from ..verbs import call
 from .candidate import Candidate
 from .report import CaseResult, RungResult, TensorResult, rung_result
+from .search_graphs import branch_case, rank_case, select_case
 from .tolerance import Earned, earned_by_output, largest_error, worst
 
 
@@ -21,25 +22,36 @@ def graph_rung(
 ) -> tuple[RungResult, list[TensorResult]]:
     """The verdict, and one result for each output over all `cases`."""
     earned = earned_by_output(cases)
-    results, verdicts = [], []
-    for case in cases:
-        found = case_results(case, candidate.backend, earned, exact=candidate.exact)
+    # A branch is compared with steps, so that it earns what these earn.
+    earned |= {(BRANCH, name): own for (verb, name), own in earned.items() if verb == STEP}
+    steps = [case for case in cases if case.verb == STEP]
+    vocabulary = candidate.passport.dims.vocab_size
+    results, verdicts, failures = [], [], []
+    for verb, case in [*((case.verb, case) for case in cases), *((BRANCH, case) for case in steps)]:
+        try:
+            asked = branch_case(case, vocabulary, candidate.backend) if verb == BRANCH else case
+        except GraphError as failure:
+            failures.append(str(failure))
+            verdicts.append(CaseResult(label=f"{verb} {case.label}", compared=0, problems=failures[-1:]))
+            continue
+        found = case_results(asked, candidate.backend, earned, exact=candidate.exact)
         results += found
         problems = [_problem(result) for result in found if not result.passed]
-        verdicts.append(CaseResult(label=f"{case.verb} {case.label}", compared=_compared(found), problems=problems))
+        verdicts.append(CaseResult(label=f"{verb} {case.label}", compared=_compared(found), problems=problems))
     tensors = merged(results)
-    problems = [_problem(result) for result in tensors if not result.passed]
+    problems = [*(_problem(result) for result in tensors if not result.passed), *failures]
     seen = {(result.graph, result.tensor) for result in tensors}
     problems += [
         f"{verb}: {spec.name} was never compared"
-        for verb in VERBS
+        for verb in (*VERBS, BRANCH)
         for spec in contract[verb].outputs
         if (verb, spec.name) not in seen
     ]
-    if steps := [case for case in cases if case.verb == STEP]:
-        selected = select_case(max(steps, key=lambda case: len(case.inputs["input_ids"])), candidate.backend)
-        verdicts.append(selected)
-        problems += selected.problems
+    if steps:
+        largest_step = max(steps, key=lambda case: len(case.inputs["input_ids"]))
+        others = [rank_case(vocabulary, candidate.backend), select_case(largest_step, candidate.backend)]
+        verdicts += others
+        problems += [problem for verdict in others for problem in verdict.problems]
     largest = worst([result.ratio for result in tensors])
     summary = f"{len(tensors)} outputs, worst {largest:.2f} x PyTorch's own error"
     return rung_result(2, summary, verdicts, problems), tensors
@@ -100,8 +112,9 @@ def _compared(results: Sequence[TensorResult]) -> int:
 
 
 def _problem(result: TensorResult) -> str:
+    known = "what steps give" if result.graph == BRANCH else "the reference"
     return (
-        f"{result.graph}: {result.tensor} is {result.error:.3g} from the reference, "
+        f"{result.graph}: {result.tensor} is {result.error:.3g} from {known}, "
         f"earned is {result.earned:.3g} ({result.worst})"
     )
 
@@ -113,7 +126,8 @@ def _error(case: GraphCase, name: str, output: Array | None, reference: Array) -
     expected = reference.shape
     past = case.inputs.get(name.replace("present.", "past_key_values."))
     if past is not None:
-        expected = (*past.shape[:2], past.shape[2] + 1, *past.shape[3:])
+        new = case.inputs["input_ids"].shape[1]
+        expected = (*past.shape[:2], past.shape[2] + new, *past.shape[3:])
     elif name == "logits" and case.columns is not None:
         if output.shape[-1] <= largest_id(case.columns):
             return math.inf, f"it has {output.shape[-1]} columns, the exam asks for {largest_id(case.columns)}"
@@ -121,9 +135,9 @@ def _error(case: GraphCase, name: str, output: Array | None, reference: Array) -
     if output.shape != expected:
         return math.inf, f"its shape is {output.shape}, expected {expected}"
     if past is not None:
-        if not np.array_equal(output[:, :, :-1], past):
+        if not np.array_equal(output[:, :, : past.shape[2]], past):
             return math.inf, "it does not begin with the past that went in"
-        output = output[:, :, -1:]
+        output = output[:, :, past.shape[2] :]
     elif name == "logits" and case.columns is not None:
         # What is not kept must be a number all the same.
         output = output[..., case.columns] if np.isfinite(output).all() else np.full(reference.shape, np.nan)
@@ -133,25 +147,3 @@ def _error(case: GraphCase, name: str, output: Array | None, reference: Array) -
 def largest_id(ids: Array) -> int:
     """The largest of `ids`."""
     return int(ids.max(initial=-1))
-
-
-def select_case(case: GraphCase, backend: Backend[Any]) -> CaseResult:
-    """Rows of caches, picked by the runtime where the caches are: to be exactly those that were asked for."""
-    count = len(case.inputs["input_ids"])
-    rows = np.array([*range(count - 1, -1, -1), 0, count - 1], np.int64)
-    given = past_caches(backend, case.inputs)
-    problems = []
-    try:
-        problems += _moved(backend, given, backend.select(given, rows), rows)
-    except GraphError as failure:
-        problems.append(str(failure))
-    return CaseResult(label=f"{SELECT} B={count}", compared=2 * len(given), problems=problems)
-
-
-def _moved(backend: Backend[Any], before: Cache[Any], after: Cache[Any], rows: Array) -> list[str]:
-    problems = []
-    for index, (old, new) in enumerate(zip(before, after, strict=True)):
-        for name in old._fields:
-            if not np.array_equal(backend.get(getattr(new, name)), backend.get(getattr(old, name))[rows]):
-                problems.append(f"{SELECT}: {name} of layer {index} has other rows than {rows.tolist()}")
-    return problems

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..bundle import Passport
-from ..contract import SELECT, STEP, GraphSpec, contract_problems
+from ..contract import BRANCH, RANK, SELECT, STEP, GraphSpec, contract_problems
 from ..exam import Exam
 from .candidate import Candidate
 from .chain import rollout_rung, worst_per_step
@@ -84,7 +84,8 @@ def case_labels(exam: Exam, passport: Passport, contract: Specs) -> list[list[st
         [PREFIXES],
         [
             *(f"{case.verb} {case.label}" for case in exam.graphs),
-            *([] if largest is None else [f"{SELECT} B={largest}"]),
+            *(f"{BRANCH} {case.label}" for case in exam.graphs if case.verb == STEP),
+            *([] if largest is None else [RANK, f"{SELECT} B={largest}"]),
         ],
         [case.label for case in exam.rollouts],
         [*(case.label for case in exam.tokens), *gate],
