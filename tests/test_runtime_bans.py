@@ -63,7 +63,8 @@ def test_a_rule_that_looks_at_a_sequence_or_changes_other_scores_needs_all_of_th
 @pytest.mark.parametrize(("name", "place"), [("forced_bos_token_id", 1), ("forced_eos_token_id", POSITIONS - 1)])
 @pytest.mark.parametrize("token", [0, 4])
 def test_a_forced_token_needs_all_scores_where_it_is_forced(name: str, place: int, token: int) -> None:
-    found = [bans(length, **{name: token}) for length in range(1, POSITIONS)]
+    options: dict[str, Any] = {name: token}
+    found = [bans(length, **options) for length in range(1, POSITIONS)]
     assert found == [None if length == place else () for length in range(1, POSITIONS)]
 
 
@@ -259,7 +260,7 @@ def test_rows_that_are_kept_are_the_rows_of_what_comes_next() -> None:
     backend = TableBackend(table)
     decoding = Decoding(backend, *pad(sources, SPECIAL.pad))
     decoding.start((START, 2))
-    expected = [[(START, 2)] for _ in sources]
+    expected: list[list[Source]] = [[(START, 2)] for _ in sources]
 
     def check(kept: list[int]) -> None:
         logits = np.array([table(sources[row], history) for row in kept for history in expected[row]])
