@@ -82,6 +82,8 @@ def light_sizes(max_positions: int) -> Sizes:
         prefill=[size for size in whole.prefill if size[:2] in short],
         step=[size for size in whole.step if size[:2] in short],
         rollout=[whole.rollout[0], (1, max_positions, max_positions)],
+        pool=8,
+        columns=1024,
         light=True,
     )
 
