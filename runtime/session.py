@@ -14,7 +14,7 @@ from .backend import Array, Cache, FloatArray, GraphVerbs, IntArray, LayerCache
 from .bundle import Bundle
 from .contract import GRAPH_FILES, RANK, SELECT, GraphSpec, TensorSpec, contract_problems, graph_specs
 from .errors import BundleError, GraphError, ProviderError
-from .threads import available_cpus, use_threads
+from .threads import available_cpus, set_threads
 
 Provider = Literal["cpu", "cuda"]
 Optimization = Literal["none", "basic", "extended", "all"]
@@ -180,7 +180,7 @@ class _Graph:
     ) -> None:
         self._spec = spec
         options = ort.SessionOptions()
-        use_threads(options, threads or available_cpus())
+        set_threads(options, spec.verb, threads or available_cpus())
         options.graph_optimization_level = OPTIMIZATIONS[optimization]
         options.log_severity_level = 4  # what is fatal comes as an exception
         options.enable_mem_pattern = False  # it keeps a plan for every shape that ever came

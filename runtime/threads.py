@@ -1,15 +1,15 @@
-"""Threads for the sessions of ONNX Runtime: one pool for all graphs of a process, as large as the CPUs that it may use.
+"""Threads for the sessions of ONNX Runtime, each of which has a pool of its own.
 
-A pool's idle threads wait for work by spinning. With a pool for each graph they would take the CPUs from the graph
-that is at work: steps take twice as long then.
+A pool's idle threads wait for work by spinning, and take the CPUs from whichever graph is at work. So only the graph
+that runs step after step may spin. (A pool for the whole process would be shared, but then ONNX Runtime refuses every
+session that does not use it, also those that are not ours.)
 """
 
 import os
 
 import onnxruntime as ort
 
-_pool: list[int] = []
-"""Threads of ONNX Runtime's pool for the whole process, once there is one. It can be neither changed nor replaced."""
+from .contract import BRANCH, RANK, STEP
 
 
 def available_cpus() -> int:
@@ -20,13 +20,10 @@ def available_cpus() -> int:
         return os.cpu_count() or 1
 
 
-def use_threads(options: ort.SessionOptions, count: int) -> None:
-    """Let a session with these `options` compute with `count` threads: of the pool, or of its own for another count."""
-    if count > 1 and not _pool:
-        ort.set_global_thread_pool_sizes(count, 1)
-        _pool.append(count)
-    if _pool == [count]:
-        options.use_per_session_threads = False
-        return
-    options.intra_op_num_threads, options.inter_op_num_threads = count, 1
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+def set_threads(options: ort.SessionOptions, verb: str, count: int) -> None:
+    """Let the graph of `verb` compute with `count` threads in a session with these `options`."""
+    # Between two steps the threads of `step` still spin: `rank` is done before it could wake others.
+    options.intra_op_num_threads = 1 if verb == RANK else count
+    options.inter_op_num_threads = 1
+    if verb not in (STEP, BRANCH):
+        options.add_session_config_entry("session.force_spinning_stop", "1")
