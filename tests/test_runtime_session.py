@@ -220,7 +220,7 @@ def options(backend: OrtBackend, name: str) -> set[Any]:
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many threads each graph that is loaded asks for."""
     asked: list[int] = []
-    monkeypatch.setattr(session, "use_threads", lambda _, count: asked.append(count))
+    monkeypatch.setattr(session, "set_threads", lambda _options, _verb, count: asked.append(count))
     return asked
 
 

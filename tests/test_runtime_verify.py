@@ -118,7 +118,7 @@ def test_a_runtime_without_levels_is_tried_once(runtime: Any) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_setting_is_opened_as_it_says(tiny_bundle: Bundle, level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    monkeypatch.setattr(session, "use_threads", lambda _, count: counts.append(count))
+    monkeypatch.setattr(session, "set_threads", lambda _options, _verb, count: counts.append(count))
     backend = open_backend(tiny_bundle, Setting(optimization=level, threads=2))
     assert isinstance(backend, OrtBackend)
     backend.found_specs()
