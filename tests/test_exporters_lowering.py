@@ -217,7 +217,9 @@ def test_weights_whose_products_float16_cannot_hold_are_known(checkpoint: Path) 
 @pytest.mark.usefixtures("untraced")
 def test_activations_beyond_float16_do_not_become_infinite_in_silence(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(outlier(restore_model(Bundle(TINY)), 2**20), tmp_path / "checkpoint")
-    export_bundle(checkpoint, tmp_path / "bundle", precision="fp16")
+    stages: list[str] = []
+    export_bundle(checkpoint, tmp_path / "bundle", precision="fp16", say=stages.append)
+    assert stages.count("rounding the weights to fp16") == 1  # the processor's ONNX Runtime would not have told
     quantization = Bundle(tmp_path / "bundle").passport.quantization
     assert quantization is not None
     assert quantization.excluded == [FC2.replace("fc2", "fc1"), FC2]
@@ -235,7 +237,8 @@ def test_what_does_not_pass_is_refused_in_one_line_and_leaves_nothing(
     with pytest.raises(ExportError) as refused:
         export_bundle(checkpoint, tmp_path / "bundle", precision="int4", say=stages.append)
     line = str(refused.value)
-    assert line.startswith("int4 does not pass, with ")
+    assert line.startswith("int4 does not pass, with 5 of 23 weights in float32 neither: ")
+    assert stages.count("rounding the weights to int4") == 5  # with 0, 1, 2, 4 and 5 of them
     assert "kl_mean is " in line
     assert "at most 1e-12 is asked" in line
     assert "\n" not in line

@@ -240,7 +240,9 @@ def test_a_table_that_is_looked_up_and_multiplied_with_is_stored_once(
     logits, rows = session.run(None, {"ids": ids})
     near = rounded(table, precision)
     np.testing.assert_allclose(rows, near[ids], rtol=1e-6, atol=1e-7)
-    assert np.abs(logits - near[ids] @ near.T).max() <= 0.02 * np.abs(logits).max()
+    # Logits of fp16 are summed up and kept in float32.
+    share = {"fp16": 1e-6, "int8": 0.02, "int4": 0.02}[precision]
+    assert np.abs(logits - near[ids] @ near.T).max() <= share * np.abs(logits).max()
     numbers = {"fp16": 2 * table.size, "int8": table.size + 4 * len(table), "int4": table.size // 2 + 4 * len(table)}
     assert (tmp_path / WEIGHTS).stat().st_size <= numbers[precision] + 64
 
