@@ -255,7 +255,7 @@ class ForgetsPosition(Transformer):
         self, input_ids: torch.Tensor, encoder_attention_mask: torch.Tensor, cache: Cache
     ) -> tuple[torch.Tensor, Cache]:
         pasts: list[KeyValue | None] = [layer.decoder for layer in cache]
-        states, grown = self.decoder(input_ids, encoder_attention_mask, pasts, [layer.encoder for layer in cache], 0)
+        states, grown = self.decoder(input_ids, encoder_attention_mask, pasts, [layer.encoder for layer in cache])
         return self.output(states), grown
 
 

@@ -26,7 +26,7 @@ from exporters.sensitivity import divergences, overflowing
 from models.checkpoint import load_checkpoint, save_checkpoint
 from models.transformer import Transformer
 from runtime.bundle import WEIGHTS, Bundle, record_files, write_passport
-from runtime.contract import ENCODE, GRAPH_FILES, PREFILL, SELECT, STEP, VERBS
+from runtime.contract import ENCODE, GRAPH_FILES, PREFILL, STEP, VERBS
 from runtime.exam import load_exam
 from runtime.parity import Report
 from runtime.parity.gate import THRESHOLDS
@@ -67,9 +67,9 @@ def coarse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_graphs(model: Transformer, _: int, say: Callable[[str], None]) -> Iterator[tuple[str, ir.Model]]:
     """What takes the place of `export_graphs` and costs nothing: graphs in tests/data with the weights of `model`."""
     weights = {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
-    for verb in (*VERBS, SELECT):
+    for verb, file in GRAPH_FILES.items():
         say(f"loading {verb}")
-        graph = ir.load(TINY / GRAPH_FILES[verb])
+        graph = ir.load(TINY / file)
         for name, value in graph.graph.initializers.items():
             if name in weights:
                 value.const_value = ir.tensor(weights[name], name=name)

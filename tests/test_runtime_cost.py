@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runtime_support import TINY, Delegate
 
-from runtime.backend import Cache
+from runtime.backend import Cache, IntArray
 from runtime.bundle import Bundle
 from runtime.generation import GenerationConfig, generate
 from runtime.session import OrtBackend
@@ -44,6 +44,8 @@ class Counting(Delegate):
         self.encoded: list[list[int]] = []
         self.prefilled: list[list[int]] = []
         self.stepped: list[list[int]] = []
+        self.branched: list[list[int]] = []
+        self.selected = 0
         self.pasts: list[int] = []
         self.sources: list[list[int]] = []
 
@@ -62,6 +64,18 @@ class Counting(Delegate):
         self.pasts.append(cache[0].decoder_key.shape()[2])
         self.sources.append(source_addresses(cache))
         return super().step(input_ids, encoder_attention_mask, cache)
+
+    def branch(
+        self, input_ids: Any, encoder_attention_mask: Any, seen: Any, cache: Cache[Any]
+    ) -> tuple[Any, Cache[Any]]:
+        self.branched.append(input_ids.shape())
+        self.pasts.append(cache[0].decoder_key.shape()[2])
+        self.sources.append(source_addresses(cache))
+        return super().branch(input_ids, encoder_attention_mask, seen, cache)
+
+    def select(self, cache: Cache[Any], rows: IntArray) -> Cache[Any]:
+        self.selected += 1
+        return super().select(cache, rows)
 
 
 def source_addresses(cache: Cache[Any]) -> list[int]:
@@ -103,14 +117,17 @@ def test_the_caches_of_the_source_are_computed_once_and_handed_on(
     assert others == [first] * 8
 
 
-def test_a_beam_search_moves_no_caches_of_the_source(tiny_backend: OrtBackend, tiny_bundle: Bundle) -> None:
+def test_a_beam_search_copies_no_cache_and_reads_the_source_once_for_all_beams(
+    tiny_backend: OrtBackend, tiny_bundle: Bundle
+) -> None:
     counting, passport = Counting(tiny_backend), tiny_bundle.passport
     config = GenerationConfig(num_beams=3, min_new_tokens=6, max_new_tokens=6)
     generate(counting, SOURCES, config, passport.special, passport.dims.max_positions)
-    assert (counting.encoded, counting.prefilled) == ([[3, 6]], [[3, 1]])
-    assert counting.stepped == [[9, 1]] * 5
-    # Once they are spread over the beams they stay where they are, whatever beams do.
-    assert counting.sources[2:] == [counting.sources[1]] * 4
+    assert (counting.encoded, counting.prefilled, counting.stepped) == ([[3, 6]], [[3, 1]], [])
+    assert counting.branched == [[3, 3]] * 5
+    assert counting.pasts == [1, 4, 7, 10, 13]
+    assert counting.selected == 0
+    assert counting.sources == [counting.sources[0]] * 6
 
 
 def test_sentences_that_are_done_are_paid_for_no_longer(tiny_backend: OrtBackend, tiny_bundle: Bundle) -> None:

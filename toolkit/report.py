@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from models.files import replacing
 from runtime.bundle import WEIGHTS, Bundle, Passport
-from runtime.parity.report import RUNGS, Report, SettingResult, TokenDifference
+from runtime.parity.report import RUNGS, Report, SettingResult, TensorResult, TokenDifference
 from runtime.parity.tolerance import FACTOR
 
 from .charts import cache_chart, drift_chart, first_above, module_charts
@@ -123,12 +123,21 @@ def render_report(report: Report, bundle: Bundle, environment: Mapping[str, str]
         first_above=first_above(report.drift, report.drift_tolerance) if exact else None,
         odd_positions=odd_positions(report.drift),
         pictures=module_charts(modules) if modules else [],
+        outputs=by_graph(report.tensors),
         caches="" if modules else cache_chart(report.tensors, exact=exact),
         passages=passages(report.differences),
         figures=report.figures,
         shown=SHOWN,
     )
     return page
+
+
+def by_graph(tensors: Sequence[TensorResult]) -> dict[str, list[TensorResult]]:
+    """`tensors` by graph, in the order in which the graphs come."""
+    groups: dict[str, list[TensorResult]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.graph, []).append(tensor)
+    return groups
 
 
 def verdict(report: Report, precision: str) -> str:
