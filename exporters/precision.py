@@ -79,7 +79,7 @@ class Lowering:
             self._rewrite(editor, use, outputs)
         if self._precision != "fp16" and self.rounded:
             graph.opset_imports[CONTRIB] = 1
-        for node in [node for node in graph if node.op_type == "Slice"]:
+        for node in [node for node in graph if _reads_positions(node)]:
             _halve_table(editor, node)
         _drop_unused(graph)
 
@@ -121,10 +121,17 @@ def _uses(graph: ir.Graph) -> Iterator[_Use]:
                 yield _Use(node, _name(node, found[0]), np.ascontiguousarray(found[1].T))
         elif (
             node.op_type == "Gather"
+            and not _reads_positions(node)
             and node.attributes.get_int("axis", 0) == 0
             and (found := _constant(node.inputs[0])) is not None
         ):
             yield _Use(node, _name(node, found[0]), found[1])
+
+
+def _reads_positions(node: ir.Node) -> bool:
+    """Whether vectors of positions come out of `node`: sliced off their table, or looked up in it by branches."""
+    table = node.inputs[0] if node.op_type in ("Slice", "Gather") else None
+    return table is not None and str(table.name).endswith("positions.table")
 
 
 def _name(node: ir.Node, initializer: str) -> str:
@@ -336,11 +343,11 @@ def _half_gather(editor: _Editor, use: _Use) -> None:
 
 
 def _halve_table(editor: _Editor, node: ir.Node) -> None:
-    """Vectors of positions, which are sliced off a table: as float16 in every lower precision."""
+    """Vectors of positions: as float16 in every lower precision."""
     found = _constant(node.inputs[0])
     if found is not None and fits_half(found[1]):
         table = editor.constant(f"{found[0]}.half", found[1].astype(np.float16))
-        part = editor.op(node, "Slice", [table, *node.inputs[1:]], HALF)
+        part = editor.op(node, node.op_type, [table, *node.inputs[1:]], HALF)
         editor.replace(node, _float(editor, node, part))
 
 
