@@ -133,7 +133,7 @@ def _spread(model: Any, size: Size, pad: int) -> None:
         elif "layer_norm" in name:
             parameter.normal_(mean=1.0, std=0.1)
         elif "shared" not in name and "embed_positions" not in name:
-            # Attention that chooses, and layers that do not blow up a rounding until no lower precision passes its gate.
+            # Attention that chooses, and layers that do not blow up a rounding until no lower precision passes.
             gain = 2.0 if "q_proj" in name or "k_proj" in name else 0.7
             parameter.normal_(std=gain / parameter.shape[-1] ** 0.5)
             if "fc2" in name:
