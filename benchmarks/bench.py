@@ -46,9 +46,13 @@ def main(*, rounds: int, threads: int, provider: Provider, only: Sequence[str], 
         rounds=rounds,
         environment=environment() | {name: version(name) for name in ("ctranslate2", "transformers")},
     )
+    interrupted = False
     with stages() as say:
-        Measurement(results, only, say).run()
-    everything = set(only) == {*CONTESTS, *SECTIONS}
+        try:
+            Measurement(results, only, say).run()
+        except KeyboardInterrupt:  # what half an hour has found so far is not thrown away
+            interrupted = True
+    everything = set(only) == {*CONTESTS, *SECTIONS} and not interrupted
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (provider if everything else f"{provider}-partial")
     page = markdown(results)
@@ -57,6 +61,8 @@ def main(*, rounds: int, threads: int, provider: Provider, only: Sequence[str], 
     path.with_suffix(".json").write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
     click.echo(page)
     click.echo(f"written to {path}.md and {path}.json", err=True)
+    if interrupted:
+        raise click.Abort
     if results.wrong:
         raise click.ClickException("; ".join(results.wrong))
 

@@ -5,9 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("torch", reason="the benchmark runs in the developers' environment")
 
+import bench
 from builds import BuildError, fresh, size
 from contests import AIMS, CONTESTS, ours, theirs
 from footprint import IDLE, Memory, Script, ScriptError, start, starts
@@ -188,3 +190,69 @@ def test_scripts_start_in_turn_after_a_warm_up() -> None:
     found = starts({"A": Script(IDLE), "B": Script(IDLE)}, 1, 2, said.append)
     assert [line.rpartition(", ")[2] for line in said] == ["A", "B"] * 3
     assert {name: len(runs) for name, runs in found.items()} == {"A": 2, "B": 2}
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What a run that measures nothing finds, an item a run; an item with "stop" is interrupted."""
+    runs: list[dict[str, Any]] = []
+
+    class MadeUp:
+        def __init__(self, found: Results, *_: object) -> None:
+            self.found = found
+
+        def run(self) -> None:
+            content = runs.pop(0)
+            stop = content.pop("stop", False)
+            for name, value in content.items():
+                setattr(self.found, name, value)
+            if stop:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "Measurement", MadeUp)
+    monkeypatch.setattr(bench, "version", lambda _: "1")
+    return runs
+
+
+def run_bench(*arguments: str | int | Path) -> Any:
+    return CliRunner().invoke(bench.main, ["--threads", "1", *map(str, arguments)])
+
+
+def test_a_whole_run_and_one_of_parts_have_files_of_their_own(made_up: list[dict[str, Any]], tmp_path: Path) -> None:
+    made_up += [{"contests": results().contests}, {}]
+    done = run_bench("--results", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in tmp_path.iterdir()} == {"cpu.json", "cpu.md"}
+    content = msgspec.json.decode((tmp_path / "cpu.json").read_bytes())
+    assert content["contests"]["greedy-1"]["seq2onnx fp32"]["seconds"] == [1.0, 1.0, 1.5]
+    assert len(content["targets"]) == len(AIMS) + 7
+    assert content["targets"][0]["found"] == 3.0
+    assert (tmp_path / "cpu.md").read_text("utf-8").strip() == done.stdout.strip()
+    assert run_bench("--results", tmp_path, "--only", "greedy-1,memory").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"cpu.json", "cpu.md", "cpu-partial.json", "cpu-partial.md"}
+
+
+def test_what_an_interrupted_run_has_found_is_kept_apart(made_up: list[dict[str, Any]], tmp_path: Path) -> None:
+    made_up.append({"contests": results().contests, "stop": True})
+    done = run_bench("--results", tmp_path)
+    assert done.exit_code == 1
+    assert done.stderr.endswith("Aborted!\n")
+    assert "3.00 (3.00 .. 3.00)" in (tmp_path / "cpu-partial.md").read_text("utf-8")
+    assert not (tmp_path / "cpu.md").exists()
+
+
+def test_wrong_outputs_end_in_one_line_and_exit_code_1(made_up: list[dict[str, Any]], tmp_path: Path) -> None:
+    made_up.append({"agreement": {"greedy-1": {ours("fp32"): 0.5}}})
+    done = run_bench("--results", tmp_path)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: batch 1, greedy: seq2onnx fp32 gives 50.0% of the outputs")
+
+
+def test_what_would_be_measured_wrongly_is_refused(tmp_path: Path) -> None:
+    many = run_bench("--threads", 100_000, "--results", tmp_path)
+    assert many.exit_code == 1
+    assert "100000 threads on" in many.stderr
+    unknown = run_bench("--only", "greedy-1,greedy-2")
+    assert unknown.exit_code == 2
+    assert "greedy-2: expected some of greedy-1, " in unknown.stderr
+    assert list(tmp_path.iterdir()) == []
