@@ -57,7 +57,9 @@ def _numbers(given: str) -> list[int]:
     metavar="N",
     help="Threads to compute with; several times for a sweep.  [default: the CPUs at hand]",
 )
-@click.option("--beam", "beams", type=click.IntRange(min=1), default=1, show_default=True, help="1 is greedy.")
+@click.option(
+    "--beam", "beams", type=click.IntRange(min=1), default=1, show_default=True, metavar="K", help="1 is greedy."
+)
 @click.option(
     "--tokens",
     callback=parse_tokens,
@@ -72,8 +74,12 @@ def _numbers(given: str) -> list[int]:
     metavar="FILE",
     help="Translate the lines of FILE instead, outputs as long as they come.",
 )
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Repetitions.")
+@click.option(
+    "--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=5, show_default=True, metavar="N", help="After a warm-up."
+)
 @click.option(
     "--against",
     "rivals",
