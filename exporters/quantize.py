@@ -16,7 +16,7 @@ INT8 = 127
 BLOCKS = (32, 16)
 """Weights that share a scale in int4: the first of these that divides a row. 16 is the least that operators take.
 
-With larger blocks ONNX Runtime adds up a row in another order when it comes alone, and the row after next tells.
+Scales are kept in float16: half a bit a weight for blocks of 32.
 """
 LARGEST_HALF = float(np.finfo(np.float16).max)
 

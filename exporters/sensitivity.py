@@ -106,7 +106,7 @@ def _rounded(model: nn.Module, weight: nn.Parameter, precision: Precision) -> It
 
 
 def _activations(states: Tensor, precision: Precision) -> Tensor:
-    """`states (.., K)` as a product reads them; in int4 they are rounded so finely that it does not matter."""
+    """`states (.., K)` as a product reads them: in int4 as they are."""
     if precision == "int4":
         return states
     array = rounded(np.ascontiguousarray(states.flatten(0, -2).numpy()), precision)

@@ -174,8 +174,8 @@ def test_a_product_is_that_of_the_simulation(
     lowering = written(product_graph(weight, transposed=transposed), precision, tmp_path)
     assert (list(lowering.rounded), lowering.kept) == (["layer.weight"], set())
     found, expected = run(tmp_path, {"x": states}, level), simulated(states, weight, precision)
-    # ONNX Runtime rounds the activations of int4 itself; two orders of addition round differently to float16.
-    share = {"fp16": 1e-3, "int8": 1e-5, "int4": 0.02}[precision]
+    # Two orders of addition round differently to float16.
+    share = {"fp16": 1e-3, "int8": 1e-5, "int4": 1e-5}[precision]
     assert np.abs(found - expected).max() <= share * np.abs(expected).max()
     assert np.abs(found + states @ weight.T).max() > 1e-4  # it is rounded
 
@@ -241,7 +241,7 @@ def test_a_table_that_is_looked_up_and_multiplied_with_is_stored_once(
     near = rounded(table, precision)
     np.testing.assert_allclose(rows, near[ids], rtol=1e-6, atol=1e-7)
     # Logits of fp16 are summed up and kept in float32.
-    share = {"fp16": 1e-6, "int8": 0.02, "int4": 0.02}[precision]
+    share = {"fp16": 1e-6, "int8": 0.02, "int4": 1e-5}[precision]
     assert np.abs(logits - near[ids] @ near.T).max() <= share * np.abs(logits).max()
     numbers = {"fp16": 2 * table.size, "int8": table.size + 4 * len(table), "int4": table.size // 2 + 4 * len(table)}
     assert (tmp_path / WEIGHTS).stat().st_size <= numbers[precision] + 64
