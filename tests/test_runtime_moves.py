@@ -15,7 +15,7 @@ from runtime.errors import GraphError
 from runtime.exam import Exam, GraphCase
 from runtime.parity import sit
 from runtime.parity.candidate import Candidate
-from runtime.parity.search_graphs import ancestries, branch_case, rank_case, select_case
+from runtime.parity.search_graphs import _misranked, ancestries, branch_case, rank_case, select_case
 from runtime.ranking import rank_tokens
 from runtime.session import OrtBackend
 from runtime.tokenizer import open_tokenizer
@@ -383,3 +383,16 @@ def test_a_branch_by_name_speaks_the_contract(tiny_bundle: Bundle, tiny_backend:
     spec = graph_specs(tiny_bundle.passport.dims)["branch"]
     assert set(asked.inputs) == {tensor.name for tensor in spec.inputs}
     assert list(call(tiny_backend, "branch", asked.inputs)) == [tensor.name for tensor in spec.outputs]
+
+
+def test_the_sum_over_a_wide_vocabulary_may_be_rounded_as_a_runtime_does_it() -> None:
+    """In float32 and in sixteen lanes, which is off by more than one rounding, and no further."""
+    logits = np.random.default_rng(0).normal(0, 3, (1, 1, 32_000)).astype(np.float32)
+    lanes = np.exp(logits - logits.max()).reshape(-1, 16)
+    total = np.cumsum(lanes, axis=0, dtype=np.float32)[-1].sum()
+    scores = (logits - logits.max() - np.log(total)).astype(np.float32)
+    best = scores.argmax(-1, keepdims=True)
+    found = np.take_along_axis(scores, best, -1)
+    assert list(_misranked(logits, (), 1, found, best)) == []
+    (problem,) = _misranked(logits, (), 1, found + np.float32(1e-3), best)
+    assert "a log-probability is 0.001" in problem
