@@ -84,7 +84,7 @@ def _results(
     for case in cases:
         try:
             outputs = session.run(list(exposed.values()), case.inputs)
-        except Exception as error:  # the same
+        except Exception as error:  # ONNX Runtime's own exceptions share no public base
             raise GraphError(f"{verb} gives up on {case.label}: {error}") from None
         for path, output in zip(exposed, outputs, strict=True):
             found[path].append(_result(case, path, output))

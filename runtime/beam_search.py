@@ -182,12 +182,14 @@ def _best_continuations(log_probabilities: FloatArray, totals: FloatArray, noise
     sentences, beams = totals.shape
     vocabulary = log_probabilities.shape[-1]
     scores = (log_probabilities.reshape(sentences, beams, vocabulary) + totals[:, :, None]).reshape(sentences, -1)
-    _, best = best_entries(scores if noise is None else scores + noise, min(2 * beams, beams * vocabulary))
-    best = np.sort(best)
-    values = np.take_along_axis(scores, best, 1)
-    order = np.argsort(-values, axis=-1, kind="stable")
-    best = np.take_along_axis(best, order, 1)
-    return _Candidates(np.take_along_axis(values, order, 1), best // vocabulary, best % vocabulary)
+    count = min(2 * beams, beams * vocabulary)
+    if noise is None:
+        values, best = best_entries(scores, count)
+    else:
+        drawn = np.sort(best_entries(scores + noise, count)[1])
+        values, order = best_entries(np.take_along_axis(scores, drawn, 1), count)
+        best = np.take_along_axis(drawn, order, 1)
+    return _Candidates(values, best // vocabulary, best % vocabulary)
 
 
 def _finish(

@@ -35,28 +35,30 @@ class Decoding(Generic[Tensor]):
         source_mask: `(B, S)`, 1 on real tokens.
     """
 
+    _cache: Cache[Tensor]
+    _logits: Tensor
+    _kept: IntArray
+    """Rows of the last logits."""
+    _seen: IntArray
+    """Of the tokens in the cache, the ancestors of each hypothesis: `(rows, K, P)`."""
+
     def __init__(self, backend: Backend[Tensor], source_ids: IntArray, source_mask: IntArray) -> None:
         self._backend = backend
         self._source_ids = source_ids
         self._source_mask = source_mask
         self._mask = backend.put(source_mask)
-        self._cache: Cache[Tensor] = ()
-        self._seen: IntArray = np.empty((len(source_ids), 1, 0), np.int64)
-        self._kept: IntArray = np.arange(len(source_ids))  # rows of the last logits
         self.rows = len(source_ids)
 
     def start(self, prompt: tuple[int, ...]) -> None:
         """Encode the source and prefill with `prompt`, the same in every row."""
         memory = self._backend.encode(self._backend.put(self._source_ids), self._mask)
         ids = np.tile(np.array(prompt, np.int64), (self.rows, 1))  # (B, T)
-        self._logits, self._cache = self._backend.prefill(self._backend.put(ids), memory, self._mask)
-        self._kept = np.arange(self.rows)
+        self._go_on(*self._backend.prefill(self._backend.put(ids), memory, self._mask))
         self._seen = np.ones((self.rows, 1, len(prompt)), np.int64)
 
     def step(self, tokens: IntArray) -> None:
         """Append one token a row, `(rows,)`."""
-        self._logits, self._cache = self._backend.step(self._backend.put(tokens[:, None]), self._mask, self._cache)
-        self._kept = np.arange(self.rows)
+        self._go_on(*self._backend.step(self._backend.put(tokens[:, None]), self._mask, self._cache))
 
     def branch(self, tokens: IntArray, origins: IntArray) -> None:
         """Append a token to each of K beams a row: beam k goes on from what beam `origins[:, k]` had seen.
@@ -67,15 +69,14 @@ class Decoding(Generic[Tensor]):
         """
         seen = np.take_along_axis(self._seen, origins[:, :, None], 1)  # (rows, K, P)
         ids = self._backend.put(tokens)
-        self._logits, self._cache = self._backend.branch(ids, self._mask, self._backend.put(seen), self._cache)
-        self._kept = np.arange(self.rows)
+        self._go_on(*self._backend.branch(ids, self._mask, self._backend.put(seen), self._cache))
         own = np.tile(np.eye(tokens.shape[1], dtype=np.int64), (self.rows, 1, 1))  # (rows, K, K)
         self._seen = np.concatenate([seen, own], 2)  # (rows, K, P + K)
 
     def logits(self) -> FloatArray:
         """Logits of each hypothesis's next token: `(rows, V)`, or `(rows K, V)` of beams."""
         array = self._backend.get(self._logits)
-        return self._last(array).astype(np.float32).reshape(-1, array.shape[-1])
+        return self._last(array).astype(np.float32, copy=False).reshape(-1, array.shape[-1])
 
     def best(self, count: int, forbidden: Sequence[int]) -> tuple[FloatArray, IntArray]:
         """Log-probabilities and tokens of each hypothesis's `count` best, `(rows, count)` or `(rows K, count)` each."""
@@ -91,8 +92,12 @@ class Decoding(Generic[Tensor]):
         self._kept, self._seen = self._kept[rows], self._seen[rows]
         self.rows = len(rows)
 
+    def _go_on(self, logits: Tensor, cache: Cache[Tensor]) -> None:
+        self._logits, self._cache = logits, cache
+        self._kept = np.arange(self.rows)
+
     def _last(self, array: Array) -> Array:
-        """The rows that are kept of `array (rows, T, ...)`, and of these all beams or the last position of a prefix."""
+        """A copy of the rows that are kept, of `array (rows, T, ...)`: all beams, or the last position of a prefix."""
         if len(array) <= self._kept.max(initial=-1):
             raise GraphError(f"the graphs gave logits of {len(array)} rows, expected {self.rows}")
         kept = array[self._kept]

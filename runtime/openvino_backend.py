@@ -67,7 +67,7 @@ def _compiled(core: ov.Core, bundle: Bundle, verb: str, settings: dict[str, str 
         raise BundleError(f"{RUNTIME} cannot read {path}: {_reason(error)}") from None
     try:
         return core.compile_model(reader.convert(graph), "CPU", settings)
-    except Exception as error:  # the same
+    except Exception as error:  # OpenVINO's own exceptions share no public base
         advice = f". Older operators may do: toolkit export --opset {OLDEST_OPSET}" if opset > OLDEST_OPSET else ""
         raise BundleError(f"{RUNTIME} cannot compile {path}, opset {opset}: {_reason(error)}{advice}") from None
 

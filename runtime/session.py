@@ -204,7 +204,7 @@ class _Graph:
             binding.bind_output(spec.name, "cpu" if spec.name == "logits" else device)
         try:
             self._session.run_with_iobinding(binding)
-        except Exception as error:
+        except Exception as error:  # ONNX Runtime's own exceptions share no public base
             raise GraphError(f"ONNX Runtime {ort.__version__} gave up in {self._spec.verb}: {error}") from None
         outputs: list[OrtValue] = binding.get_outputs()
         return outputs

@@ -1,6 +1,7 @@
 """The same weights in transformers and in a bundle, and what both of them make of the same options."""
 
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exporters.export import export_bundle
 from exporters.reference import TorchBackend
-from models.config import ModelConfig
+from models.importers import import_model
 from models.transformer import Transformer
 from runtime.backend import Backend
 from runtime.bundle import Bundle
@@ -116,42 +117,9 @@ def random_marian() -> Any:
 
 def same_weights(theirs: Any) -> Transformer:
     """Our model with the weights of `theirs`."""
-    names = {
-        "self_attn_layer_norm": "self_residual.norm",
-        "self_attn": "self_attention",
-        "encoder_attn_layer_norm": "cross_residual.norm",
-        "encoder_attn": "cross_attention",
-        "fc1": "feed_forward.fc1",
-        "fc2": "feed_forward.fc2",
-        "final_layer_norm": "feed_forward_residual.norm",
-    }
-    state = {"output.bias": theirs.final_logits_bias[0]}
-    for name, tensor in theirs.state_dict().items():
-        if ".layers." in name:
-            side, _, layer, part, *rest = name.removeprefix("model.").split(".")
-            state[".".join([side, "layers", layer, names[part], *rest])] = tensor
-    for name in ("encoder.embedding.tokens", "decoder.embedding.tokens", "output"):
-        state[f"{name}.weight"] = theirs.model.shared.weight
-    config = ModelConfig(
-        vocab_size=VOCABULARY,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        activation_function="silu",
-        positions="sinusoidal-halves",
-        max_positions=POSITIONS,
-        output_bias=True,
-        pad_token_id=SPECIAL.pad,
-        decoder_start_token_id=SPECIAL.start,
-        eos_token_id=SPECIAL.eos,
-    )
-    ours = Transformer(config)
-    ours.load_state_dict(state)
-    return ours
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        return import_model(Path(folder)).model
 
 
 def transformers_generate(model: Any, sources: Sources, config: GenerationConfig) -> Outputs:

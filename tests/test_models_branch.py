@@ -7,6 +7,7 @@ import torch
 from models_support import all_variants, assert_same, random_batch, random_model, tiny
 from torch import Tensor
 
+from models.config import PositionKind
 from models.layers import KeyValue, Positions, branch_mask
 from models.transformer import Cache, LayerCache, Transformer
 
@@ -153,8 +154,8 @@ def test_the_mask_of_branches_is_what_they_have_seen_and_themselves() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-halves", "learned"])
-def test_positions_one_by_one_are_those_of_the_table(kind: str) -> None:
-    positions = Positions(kind, 6, 8)  # type: ignore[arg-type]
+def test_positions_one_by_one_are_those_of_the_table(kind: PositionKind) -> None:
+    positions = Positions(kind, 6, 8)
     places = torch.tensor([[3, 0, 5], [1, 1, 4]])
     found = positions.at(places)
     assert found.shape == (2, 3, 8)

@@ -8,6 +8,7 @@ from models_support import all_variants, assert_same, random_batch, random_model
 from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
+from models.config import PositionKind
 from models.data import IGNORED, collate
 from models.errors import SequenceTooLongError
 from models.layers import Embedding, FeedForward, Positions, Residual, sinusoids
@@ -54,8 +55,8 @@ def test_halves_hold_the_same_numbers_in_marians_order() -> None:
 
 
 @pytest.mark.parametrize(("kind", "halves"), [("sinusoidal", False), ("sinusoidal-halves", True)])
-def test_the_kind_of_positions_chooses_the_order(kind: str, *, halves: bool) -> None:
-    positions = Positions(kind, 6, 8)  # type: ignore[arg-type]
+def test_the_kind_of_positions_chooses_the_order(kind: PositionKind, *, halves: bool) -> None:
+    positions = Positions(kind, 6, 8)
     assert torch.equal(positions(0, 6), sinusoids(6, 8, halves=halves))
     assert not list(positions.parameters())
     assert not positions.state_dict()

@@ -143,7 +143,7 @@ def _serve(connection: Connection, entry: Entry) -> None:
             verb, arguments = connection.recv()
             try:
                 answer = (True, getattr(server, verb)(*arguments))
-            except Exception as error:
+            except Exception as error:  # an engine's own; the parent decides what becomes of it
                 answer = (False, described(error))
             connection.send(answer)
 
