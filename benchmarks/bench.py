@@ -15,6 +15,7 @@ from results import Results, markdown, verdicts
 from runtime.environment import environment
 from runtime.session import Provider
 from runtime.threads import available_cpus
+from toolkit.measure.worker import described
 from toolkit.render import stages
 
 FOLDER = ROOT / "benchmarks/results"
@@ -46,13 +47,13 @@ def main(*, rounds: int, threads: int, provider: Provider, only: Sequence[str], 
         rounds=rounds,
         environment=environment() | {name: version(name) for name in ("ctranslate2", "transformers")},
     )
-    interrupted = False
+    stopped: BaseException | None = None
     with stages() as say:
         try:
             Measurement(results, only, say).run()
-        except KeyboardInterrupt:  # what half an hour has found so far is not thrown away
-            interrupted = True
-    everything = set(only) == {*CONTESTS, *SECTIONS} and not interrupted
+        except (Exception, KeyboardInterrupt) as error:  # what half an hour has found so far is not thrown away
+            stopped = error
+    everything = set(only) == {*CONTESTS, *SECTIONS} and stopped is None
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (provider if everything else f"{provider}-partial")
     page = markdown(results)
@@ -61,8 +62,10 @@ def main(*, rounds: int, threads: int, provider: Provider, only: Sequence[str], 
     path.with_suffix(".json").write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
     click.echo(page)
     click.echo(f"written to {path}.md and {path}.json", err=True)
-    if interrupted:
+    if isinstance(stopped, KeyboardInterrupt):
         raise click.Abort
+    if stopped is not None:
+        raise click.ClickException(f"it ended early: {described(stopped)}")
     if results.wrong:
         raise click.ClickException("; ".join(results.wrong))
 

@@ -15,6 +15,7 @@ from contests import AIMS, CONTESTS, ours, theirs
 from footprint import IDLE, Memory, Script, ScriptError, start, starts
 from results import Results, Roofline, Verdict, markdown, verdicts
 
+from runtime.errors import BundleError
 from toolkit.measure.race import Ratio, Score
 
 
@@ -194,7 +195,7 @@ def test_scripts_start_in_turn_after_a_warm_up() -> None:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What a run that measures nothing finds, an item a run; an item with "stop" is interrupted."""
+    """What a run that measures nothing finds, an item a run; "stop" in an item is raised at its end."""
     runs: list[dict[str, Any]] = []
 
     class MadeUp:
@@ -203,11 +204,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
         def run(self) -> None:
             content = runs.pop(0)
-            stop = content.pop("stop", False)
+            stop = content.pop("stop", None)
             for name, value in content.items():
                 setattr(self.found, name, value)
             if stop:
-                raise KeyboardInterrupt
+                raise stop
 
     monkeypatch.setattr(bench, "Measurement", MadeUp)
     monkeypatch.setattr(bench, "version", lambda _: "1")
@@ -232,11 +233,20 @@ def test_a_whole_run_and_one_of_parts_have_files_of_their_own(made_up: list[dict
     assert {path.name for path in tmp_path.iterdir()} == {"cpu.json", "cpu.md", "cpu-partial.json", "cpu-partial.md"}
 
 
-def test_what_an_interrupted_run_has_found_is_kept_apart(made_up: list[dict[str, Any]], tmp_path: Path) -> None:
-    made_up.append({"contests": results().contests, "stop": True})
+@pytest.mark.parametrize(
+    ("stop", "last"),
+    [
+        (KeyboardInterrupt(), "Aborted!"),
+        (BundleError("bundle.json is\nno JSON"), "Error: it ended early: bundle.json is no JSON"),
+    ],
+)
+def test_what_a_run_has_found_before_it_ended_early_is_kept_apart(
+    made_up: list[dict[str, Any]], tmp_path: Path, stop: BaseException, last: str
+) -> None:
+    made_up.append({"contests": results().contests, "stop": stop})
     done = run_bench("--results", tmp_path)
     assert done.exit_code == 1
-    assert done.stderr.endswith("Aborted!\n")
+    assert done.stderr.splitlines()[-1] == last
     assert "3.00 (3.00 .. 3.00)" in (tmp_path / "cpu-partial.md").read_text("utf-8")
     assert not (tmp_path / "cpu.md").exists()
 

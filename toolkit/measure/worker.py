@@ -148,7 +148,7 @@ def _serve(connection: Connection, entry: Entry) -> None:
             connection.send(answer)
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """`error` in one line, for people."""
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed"
