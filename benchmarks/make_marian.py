@@ -21,6 +21,8 @@ hugging_face: Any = transformers  # annotated in part only
 MOST_PIECES = 8000
 """That SentencePiece can learn from Python's own sources; the rest of the vocabulary is never used."""
 EOS = 0
+FIRST = 7
+"""What outputs begin with."""
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +128,11 @@ def _random_model(size: Size, pad: int, seed: int) -> Any:
 
 
 def _spread(model: Any, size: Size, pad: int) -> None:
-    """Weights spread like a trained network's: with an initialised one's each token predicts itself for ever."""
+    """Weights spread so that something is at stake everywhere, and the outputs are as sure as a trained network's.
+
+    Each token predicts itself, and the start token another one. Left to chance, the first token would be a close call
+    that decides about all others, and no lower precision would keep the words.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(std=0.05)  # zero biases would hide a dropped one
@@ -134,12 +140,12 @@ def _spread(model: Any, size: Size, pad: int) -> None:
             parameter.normal_(mean=1.0, std=0.1)
         elif "shared" not in name and "embed_positions" not in name:
             # Attention that chooses, and layers that do not blow up a rounding until no lower precision passes.
-            gain = 2.0 if "q_proj" in name or "k_proj" in name else 0.7
+            gain = 2.0 if "q_proj" in name or "k_proj" in name else 0.5
             parameter.normal_(std=gain / parameter.shape[-1] ** 0.5)
             if "fc2" in name:
                 parameter.sub_(parameter.mean(-1, keepdim=True))  # else SiLU's mean adds one vector everywhere
     model.model.shared.weight.normal_(std=size.width**-0.5)
-    model.model.shared.weight[pad].zero_()
+    model.model.shared.weight[pad] = model.model.shared.weight[FIRST]
     last = model.model.decoder.layers[-1].final_layer_norm
     last.weight.mul_(size.sharpness)
     last.bias.mul_(size.sharpness)
