@@ -30,11 +30,11 @@ from runtime.contract import (
     TARGET,
     Dims,
     GraphSpec,
-    TensorSpec,
     graph_specs,
 )
 
 from .errors import ExportError
+from .search_graphs import rank_graph, select_graph
 
 OPSETS = (18, 23)
 """Oldest and newest that is written: from 23 on attention is the operator `Attention`, before it is spelt out."""
@@ -268,34 +268,6 @@ def _module_path(node: ir.Node) -> str:
     # The last scope is the operation's own name.
     modules = [scope.removeprefix("model.") for scope in scopes[:-1] if not scope.startswith("_")]
     return modules[-1] if modules else ""
-
-
-def rank_graph(spec: GraphSpec, opset: int) -> ir.Model:
-    """The graph that finds the best tokens and their log-probabilities, so that a search need not see all logits."""
-    logits, bias, count = inputs = _values(spec.inputs)
-    outputs = _values(spec.outputs)
-    biased = ir.node("Add", [logits, bias], name=f"{spec.verb}/Add")
-    normed = ir.node("LogSoftmax", biased.outputs, {"axis": -1}, name=f"{spec.verb}/LogSoftmax")
-    best = ir.node("TopK", [normed.outputs[0], count], {"axis": -1}, outputs=outputs, name=f"{spec.verb}/TopK")
-    nodes = [biased, normed, best]
-    return ir.Model(ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": opset}, name=spec.verb), ir_version=10)
-
-
-def select_graph(spec: GraphSpec, opset: int) -> ir.Model:
-    """The graph that picks rows out of caches, so that a search moves them without leaving the device."""
-    inputs, outputs = _values(spec.inputs), _values(spec.outputs)
-    rows, *caches = inputs
-    nodes = [
-        ir.node("Gather", [cache, rows], {"axis": 0}, outputs=[picked], name=f"{picked.name}/Gather")
-        for cache, picked in zip(caches, outputs, strict=True)
-    ]
-    graph = ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": opset}, name=spec.verb)
-    return ir.Model(graph, ir_version=10)
-
-
-def _values(tensors: Sequence[TensorSpec]) -> list[ir.Value]:
-    types = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT}
-    return [ir.val(tensor.name, dtype=types[tensor.dtype], shape=tensor.shape) for tensor in tensors]
 
 
 @contextmanager

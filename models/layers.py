@@ -177,16 +177,22 @@ class Positions(nn.Module):
 
     def forward(self, start: int, length: int) -> Tensor:
         """Vectors `(T, E)` of positions start .. start + T - 1."""
-        if not torch.compiler.is_compiling() and start + length > self.table.shape[0]:
-            raise SequenceTooLongError(
-                f"a sequence reaches position {start + length}, the model's table ends at {self.table.shape[0]}"
-            )
+        if not torch.compiler.is_compiling():
+            self._require(start + length)
         # A slice could be cut short at the end of the table, so that an export would not know its length.
         return self.table.narrow(0, start, length)
 
     def at(self, places: Tensor) -> Tensor:
         """Vectors `(B, T, E)` of the positions `places (B, T)`."""
+        if not torch.compiler.is_compiling():
+            self._require(int(places.max()) + 1)
         return F.embedding(places, self.table)
+
+    def _require(self, length: int) -> None:
+        if length > self.table.shape[0]:
+            raise SequenceTooLongError(
+                f"a sequence reaches position {length}, the model's table ends at {self.table.shape[0]}"
+            )
 
 
 def sinusoids(count: int, width: int, *, halves: bool = False) -> Tensor:

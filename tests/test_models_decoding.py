@@ -225,6 +225,8 @@ def test_a_sequence_that_outgrows_the_position_table_is_refused_by_every_verb(po
     _, cache = model.prefill(target, memory, batch.source_mask)
     with pytest.raises(SequenceTooLongError, match=r"position 7, .* ends at 6"):
         model.step(target[:, :1], batch.source_mask, cache)
+    with pytest.raises(SequenceTooLongError, match=r"position 7, .* ends at 6"):
+        model.branch(target[:, :2], batch.source_mask, torch.ones(len(target), 2, LENGTH, dtype=torch.int64), cache)
     longer = torch.cat([target, target], 1)
     with pytest.raises(SequenceTooLongError, match="position 12"):
         model.prefill(longer, memory, batch.source_mask)
