@@ -38,6 +38,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     """About the standard deviation of the logits: the larger, the fewer near-ties."""
     stop: float = 0.0
     """Added to the logit of `</s>`: the larger, the shorter the outputs, and the more their lengths vary."""
+    sure: float = 20.0
+    """Added to the logit of the token that outputs begin with."""
 
 
 BASE = Size()
@@ -130,8 +132,8 @@ def _random_model(size: Size, pad: int, seed: int) -> Any:
 def _spread(model: Any, size: Size, pad: int) -> None:
     """Weights spread so that something is at stake everywhere, and the outputs are as sure as a trained network's.
 
-    Each token predicts itself, and the start token another one. Left to chance, the first token would be a close call
-    that decides about all others, and no lower precision would keep the words.
+    Each token predicts itself. The first one is `FIRST` by its bias: left to chance, it would be a close call that
+    decides about all others, and no lower precision would keep the words.
     """
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -145,12 +147,13 @@ def _spread(model: Any, size: Size, pad: int) -> None:
             if "fc2" in name:
                 parameter.sub_(parameter.mean(-1, keepdim=True))  # else SiLU's mean adds one vector everywhere
     model.model.shared.weight.normal_(std=size.width**-0.5)
-    model.model.shared.weight[pad] = model.model.shared.weight[FIRST]
+    model.model.shared.weight[pad].zero_()
     last = model.model.decoder.layers[-1].final_layer_norm
     last.weight.mul_(size.sharpness)
     last.bias.mul_(size.sharpness)
     model.final_logits_bias.normal_(std=0.5)  # a dropped final bias must show
     model.final_logits_bias[:, EOS] += size.stop
+    model.final_logits_bias[:, FIRST] += size.sure
 
 
 @click.command()
