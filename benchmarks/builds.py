@@ -44,7 +44,7 @@ def bundle(source: Path, name: str, precision: str, say: Say) -> Path:
         say(f"exporting {name} at {precision}")
         _run(sys.executable, "-m", "toolkit", "export", "--force", *option, source, folder)
 
-    return fresh(BUILD / f"{name}-{precision}", [*EXPORT_CODE, "benchmarks/make_marian.py"], make)
+    return fresh(BUILD / f"{name}-{precision}", [*EXPORT_CODE, *_makers(source)], make)
 
 
 def ctranslate2_model(source: Path, name: str, quantization: str, say: Say) -> Path:
@@ -55,8 +55,13 @@ def ctranslate2_model(source: Path, name: str, quantization: str, say: Say) -> P
         say(f"converting {name} for CTranslate2 at {quantization}")
         _run(sys.executable, ROOT / "benchmarks" / converter, source, folder, quantization)
 
-    parts = ["models/*.py", f"benchmarks/{converter}", "benchmarks/make_marian.py", "constraints.txt"]
+    parts = ["models/*.py", f"benchmarks/{converter}", *_makers(source), "constraints.txt"]
     return fresh(BUILD / f"{name}-ctranslate2-{quantization}", parts, make)
+
+
+def _makers(source: Path) -> list[str]:
+    """What makes the model in `source`: nothing does the one that is shipped."""
+    return [] if source == SHIPPED else ["benchmarks/make_marian.py"]
 
 
 def fresh(folder: Path, patterns: Iterable[str], make: Callable[[Path], None], root: Path = ROOT) -> Path:
