@@ -10,6 +10,7 @@ from click.testing import CliRunner
 pytest.importorskip("torch", reason="the benchmark runs in the developers' environment")
 
 import bench
+import builds
 from builds import BuildError, fresh, size
 from contests import AIMS, CONTESTS, ours, theirs
 from footprint import IDLE, Memory, Script, ScriptError, start, starts
@@ -77,6 +78,20 @@ def test_a_build_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) ->
         with pytest.raises(BuildError, match="no such option"):
             fresh(tmp_path / "thing", [], fail, tmp_path)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_made_of_the_shipped_model_is_kept_when_the_random_one_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_by: list[list[str]] = []
+
+    def noted(folder: Path, patterns: list[str], _make: object) -> Path:
+        made_by.append(patterns)
+        return folder
+
+    monkeypatch.setattr(builds, "fresh", noted)
+    for source in (builds.SHIPPED, builds.BUILD / "marian-base"):
+        builds.bundle(source, "name", "int8", str)
+        builds.ctranslate2_model(source, "name", "int8", str)
+    assert ["benchmarks/make_marian.py" in patterns for patterns in made_by] == [False, False, True, True]
 
 
 def test_the_exam_can_be_left_out_of_the_size(tmp_path: Path) -> None:
