@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from models.transformer import Transformer
 from runtime.backend import Array
@@ -183,23 +182,13 @@ class Examiner:
                 yield case
 
     def check_cache(self, length: int = 12) -> CacheCheck:
-        """Rung 1: for each split of `length` target tokens, prefill of the first part and steps over the rest."""
+        """Rung 1: of `length` target tokens, none, one and so on in one prefill and the rest in steps."""
         length = min(length, self._config.max_positions)
         source_ids, mask = self._sources(2, min(7, self._config.max_positions))
-        target_ids = self._targets(2, length)
-        memory = call(self._reference, ENCODE, {"input_ids": source_ids, "attention_mask": mask})["last_hidden_state"]
-        given, states = self._reference.put(mask), self._reference.put(memory)
-        full, _ = self._reference.prefill(self._reference.put(target_ids), states, given)
-        error = 0.0
-        for prefix in range(1, length):
-            logits, cache = self._reference.prefill(self._reference.put(target_ids[:, :prefix]), states, given)
-            parts = [logits]
-            for place in range(prefix, length):
-                token = self._reference.put(target_ids[:, place : place + 1])
-                logits, cache = self._reference.step(token, given, cache)
-                parts.append(logits)
-            error = worst([error, float((torch.cat(parts, 1) - full).abs().max() / full.abs().max())])
-        return CacheCheck(prefixes=length - 1, error=error)
+        fed = partial(rollout, self._reference, source_ids, mask, self._targets(2, length))
+        whole = np.stack(fed(prompt=length), 1)  # (B, N, V)
+        errors = [float(np.abs(np.stack(fed(prompt=prompt), 1) - whole).max()) for prompt in range(length)]
+        return CacheCheck(prefixes=length, error=worst(errors) / float(np.abs(whole).max()))
 
     def _graph_case(self, verb: str, sizes: tuple[int, ...], columns: int | None, *, explained: bool) -> GraphCase:
         inputs = self._inputs(verb, *sizes)

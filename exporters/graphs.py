@@ -18,6 +18,7 @@ from models.layers import KeyValue
 from models.transformer import Cache, LayerCache, Transformer
 from runtime.contract import (
     BATCH,
+    BEGIN,
     BRANCH,
     ENCODE,
     GROWN,
@@ -82,6 +83,7 @@ def export_graphs(
         ENCODE: model.encode,
         PREFILL: _prefill(model),
         STEP: _step(model),
+        BEGIN: _begin(model),
         BRANCH: _branch(model),
     }
     for verb, function in verbs.items():
@@ -106,9 +108,16 @@ class _Verb(nn.Module):
 def _prefill(model: Transformer) -> Callable[..., Any]:
     def prefill(encoder_attention_mask: Tensor, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         logits, cache = model.prefill(input_ids, memory, encoder_attention_mask)
-        return logits, *(tensor for layer in cache for tensor in (*layer.decoder, *layer.encoder))
+        return logits, *_flat(cache)
 
     return prefill
+
+
+def _begin(model: Transformer) -> Callable[..., Any]:
+    def begin(memory: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_flat(model.begin(memory)))
+
+    return begin
 
 
 def _step(model: Transformer) -> Callable[..., Any]:
@@ -123,6 +132,10 @@ def _branch(model: Transformer) -> Callable[..., Any]:
         return _without_source(*model.branch(input_ids, encoder_attention_mask, seen, _cache_of(past)))
 
     return branch
+
+
+def _flat(cache: Cache) -> Iterator[Tensor]:
+    return (tensor for layer in cache for tensor in (*layer.decoder, *layer.encoder))
 
 
 def _cache_of(past: Sequence[Tensor]) -> Cache:

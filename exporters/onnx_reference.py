@@ -7,7 +7,7 @@ from onnx.reference import ReferenceEvaluator
 from runtime.array_backend import ArrayBackend, one_line, require_standard_operators
 from runtime.backend import Array
 from runtime.bundle import Bundle
-from runtime.contract import BRANCH, VERBS
+from runtime.contract import BEGIN, BRANCH, VERBS
 from runtime.errors import BundleError
 
 RUNTIME = f"ONNX reference evaluator {onnx.__version__}"
@@ -21,7 +21,7 @@ def reference_backend(bundle: Bundle) -> ArrayBackend:
         BundleError: a graph or its weights cannot be read.
     """
     require_standard_operators(bundle, "reference")
-    graphs = {verb: _evaluator(bundle, verb) for verb in (*VERBS, BRANCH)}
+    graphs = {verb: _evaluator(bundle, verb) for verb in (*VERBS, BEGIN, BRANCH)}
 
     def run(verb: str, inputs: dict[str, Array]) -> dict[str, Array]:
         graph = graphs[verb]

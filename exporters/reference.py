@@ -39,6 +39,11 @@ class TorchBackend:
         return _given(*self.model.prefill(input_ids, memory, encoder_attention_mask))
 
     @torch.no_grad()
+    def begin(self, memory: Tensor) -> Cache[Tensor]:
+        """See `Backend.begin`."""
+        return _layered(self.model.begin(memory))
+
+    @torch.no_grad()
     def step(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
     ) -> tuple[Tensor, Cache[Tensor]]:
@@ -77,4 +82,8 @@ def _taken(cache: Cache[Tensor]) -> ModelCache:
 
 
 def _given(logits: Tensor, cache: ModelCache) -> tuple[Tensor, Cache[Tensor]]:
-    return logits, tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in cache)
+    return logits, _layered(cache)
+
+
+def _layered(cache: ModelCache) -> Cache[Tensor]:
+    return tuple(LayerCache(*layer.decoder, *layer.encoder) for layer in cache)

@@ -210,6 +210,15 @@ class Transformer(nn.Module):
         )
         return self.output(states), cache
 
+    def begin(self, memory: Tensor) -> Cache:
+        """The cache of no tokens, `(B, H, 0, D)`, around that of the source: a first token may come by `step`.
+
+        Args:
+            memory: `(B, S, E)` from `encode`.
+        """
+        sources = self.decoder.source_key_values(memory)
+        return tuple(LayerCache(KeyValue(*(tensor[:, :, :0] for tensor in source)), source) for source in sources)
+
     def step(self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """One more target token `(B, 1)` after the P tokens of `cache`: logits `(B, 1, V)` and a cache of P + 1."""
         if input_ids.shape[1] != 1:
@@ -237,8 +246,15 @@ class Transformer(nn.Module):
             Logits `(B, T, V)` and a cache of P + T tokens.
         """
         pasts, sources = _sides(cache)
+        # Where P is 0, runtimes do not agree about a sum over nothing.
+        ancestors = torch.cat([seen, seen.new_zeros(*input_ids.shape, 1)], -1)  # (B, T, P + 1)
         states, grown = self.decoder(
-            input_ids, encoder_attention_mask, pasts, sources, places=seen.sum(-1), self_mask=branch_mask(seen)
+            input_ids,
+            encoder_attention_mask,
+            pasts,
+            sources,
+            places=ancestors.sum(-1),
+            self_mask=branch_mask(seen),
         )
         return self.output(states), grown
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .contract import BRANCH, ENCODE, PREFILL, STEP
+from .contract import BEGIN, BRANCH, ENCODE, PREFILL, STEP
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]
@@ -43,6 +43,9 @@ class Backend(Protocol[Tensor]):
         self, input_ids: Tensor, memory: Tensor, encoder_attention_mask: Tensor
     ) -> tuple[Tensor, Cache[Tensor]]:
         """The first T target tokens `(B, T)`: logits `(B, T, V)` and their cache."""
+
+    def begin(self, memory: Tensor) -> Cache[Tensor]:
+        """The cache of no tokens, P = 0, about a source: with it the first token may come by `step` or `branch`."""
 
     def step(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
@@ -93,7 +96,11 @@ class GraphVerbs(ABC, Generic[Tensor]):
     ) -> tuple[Tensor, Cache[Tensor]]:
         """See `Backend.prefill`."""
         logits, *flat = self._outputs(PREFILL, [encoder_attention_mask, input_ids, memory])
-        return logits, tuple(LayerCache(*flat[4 * layer : 4 * layer + 4]) for layer in range(self._layers))
+        return logits, self._layered(flat)
+
+    def begin(self, memory: Tensor) -> Cache[Tensor]:
+        """See `Backend.begin`."""
+        return self._layered(self._outputs(BEGIN, [memory]))
 
     def step(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, cache: Cache[Tensor]
@@ -106,6 +113,9 @@ class GraphVerbs(ABC, Generic[Tensor]):
     ) -> tuple[Tensor, Cache[Tensor]]:
         """See `Backend.branch`."""
         return self._grown(BRANCH, [encoder_attention_mask, input_ids, seen], cache)
+
+    def _layered(self, flat: Sequence[Tensor]) -> Cache[Tensor]:
+        return tuple(LayerCache(*flat[4 * layer : 4 * layer + 4]) for layer in range(self._layers))
 
     def _grown(self, verb: str, inputs: list[Tensor], cache: Cache[Tensor]) -> tuple[Tensor, Cache[Tensor]]:
         past = [tensor for layer in cache for tensor in layer]

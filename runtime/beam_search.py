@@ -112,7 +112,7 @@ def beam_search(
     scoring = _Scoring(limits, length_penalty, early_stopping)
     active = np.arange(decoding.rows)  # (B,) the sentences still in the batch
     finished = [_Finished(beams, scoring) for _ in active]
-    decoding.start(limits.prompt)
+    decoding.start(limits.prompt, branching=True)
     sequences = np.tile(np.array(limits.prompt, np.int64), (active.size, beams, 1))  # (B, K, length)
     totals = np.full((active.size, beams), NEVER)  # (B, K)
     totals[:, 0] = 0  # the beams are all the same yet: only one of them may count
@@ -121,7 +121,7 @@ def beam_search(
         forbidden = bans(length)
         candidates = None if forbidden is None else _best_of_best(decoding, totals, forbidden, renormalize=renormalize)
         if candidates is None:  # a rule needs all scores, or there is too little to choose from
-            copies = 1 if length > len(limits.prompt) else beams  # of the one row that prefill gave
+            copies = 1 if length > len(limits.prompt) else beams  # of the one row that the prompt gave
             log_probabilities = log_softmax(decoding.logits()).repeat(copies, axis=0)  # (B K, V)
             scores = apply_rules(rules, log_probabilities, sequences.reshape(-1, length))
             drawn = None if noise is None else noise(active, scores.size // active.size)  # (B, K V)
@@ -163,7 +163,7 @@ def _best_of_best(
         scores = np.where(np.isin(tokens, forbidden), -np.inf, scores)
     each = scores.shape[-1]
     shape = (sentences, beams, each)
-    copies = sentences * beams // len(scores)  # of the one row that prefill gave
+    copies = sentences * beams // len(scores)  # of the one row that the prompt gave
     scores = scores.repeat(copies, axis=0).reshape(shape) + totals[:, :, None]
     tokens = tokens.repeat(copies, axis=0).reshape(sentences, -1)
     scores = scores.reshape(sentences, -1)  # (B, K each)

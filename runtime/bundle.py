@@ -23,7 +23,7 @@ ROLES = (*GRAPH_FILES, WEIGHTS_ROLE, EXAM_ROLE)
 """What every bundle has."""
 COMPANIONS = ("config.json", "generation_config.json")
 """By which transformers and Optimum open the folder; the runtime itself reads the passport."""
-FORMAT = "seq2onnx-bundle-3"
+FORMAT = "seq2onnx-bundle-4"
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,13 +18,14 @@ GROWN = "past_decoder_sequence_length + decoder_sequence_length"
 ENCODE, PREFILL, STEP = "encode", "prefill", "step"
 VERBS = (ENCODE, PREFILL, STEP)
 """The spine: what every runtime of such models has."""
-BRANCH, RANK, SELECT = "branch", "rank", "select"
-"""What a search has besides: several hypotheses about one source, the best tokens, rows out of caches."""
+BEGIN, BRANCH, RANK, SELECT = "begin", "branch", "rank", "select"
+"""What a search has besides: caches of no tokens, several hypotheses about one source, the best tokens, chosen rows."""
 
 GRAPH_FILES = {
     ENCODE: "encoder_model.onnx",
     PREFILL: "decoder_model.onnx",
     STEP: "decoder_with_past_model.onnx",
+    BEGIN: "begin_model.onnx",
     BRANCH: "branch_model.onnx",
     RANK: "search/rank_tokens.onnx",
     SELECT: "search/select_rows.onnx",
@@ -103,6 +104,11 @@ def graph_specs(dims: Dims) -> dict[str, GraphSpec]:
                 *_cache(dims, "present", {"decoder": GROWN}),
             ),
         ),
+        BEGIN: GraphSpec(
+            BEGIN,
+            (TensorSpec("encoder_hidden_states", "float32", memory),),
+            tuple(_cache(dims, "present", {"decoder": 0, "encoder": SOURCE})),
+        ),
         BRANCH: GraphSpec(
             BRANCH,
             (
@@ -166,8 +172,8 @@ def _select_spec(dims: Dims) -> GraphSpec:
     )
 
 
-def _cache(dims: Dims, prefix: str, lengths: dict[str, str]) -> Iterator[TensorSpec]:
-    """Caches layer by layer; `lengths` names the length axis of each side, "decoder" for self-attention."""
+def _cache(dims: Dims, prefix: str, lengths: Mapping[str, int | str]) -> Iterator[TensorSpec]:
+    """Caches layer by layer; `lengths` has the length axis of each side, "decoder" for self-attention."""
     for layer in range(dims.layers):
         for side, length in lengths.items():
             for kind in ("key", "value"):

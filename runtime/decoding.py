@@ -1,4 +1,4 @@
-"""The decoder at work on one batch: prefill once, then step after step, on rows that move and leave."""
+"""The decoder at work on one batch: a prompt, then step after step, on rows that move and leave."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple
@@ -27,7 +27,7 @@ class Limits(NamedTuple):
 
 
 class Decoding(Generic[Tensor]):
-    """One batch between `prefill` and its last token. A row is one hypothesis in the making, or one source's beams.
+    """One batch between its source and its last token. A row is one hypothesis in the making, or one source's beams.
 
     Args:
         backend: Runs the model.
@@ -49,11 +49,23 @@ class Decoding(Generic[Tensor]):
         self._mask = backend.put(source_mask)
         self.rows = len(source_ids)
 
-    def start(self, prompt: tuple[int, ...]) -> None:
-        """Encode the source and prefill with `prompt`, the same in every row."""
+    def start(self, prompt: tuple[int, ...], *, branching: bool = False) -> None:
+        """Encode the source and feed `prompt`, the same in every row.
+
+        A prompt of one token goes through the graph that goes on with it, `branch` where the search is `branching` and
+        `step` elsewhere, so that `prefill` is loaded for longer ones alone.
+        """
         memory = self._backend.encode(self._backend.put(self._source_ids), self._mask)
         ids = np.tile(np.array(prompt, np.int64), (self.rows, 1))  # (B, T)
-        self._go_on(*self._backend.prefill(self._backend.put(ids), memory, self._mask))
+        if len(prompt) > 1:
+            self._go_on(*self._backend.prefill(self._backend.put(ids), memory, self._mask))
+        else:
+            self._cache = self._backend.begin(memory)
+            self._seen = np.ones((self.rows, 1, 0), np.int64)
+            if branching:
+                self.branch(ids, np.zeros_like(ids))
+            else:
+                self.step(ids[:, 0])
         self._seen = np.ones((self.rows, 1, len(prompt)), np.int64)
 
     def step(self, tokens: IntArray) -> None:

@@ -46,7 +46,7 @@ class GraphCase(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RolloutCase(msgspec.Struct, kw_only=True):
-    """Prefill with one token, then steps on the runtime's own caches, fed with given tokens."""
+    """Steps on the runtime's own caches, from that of no tokens on, fed with given tokens."""
 
     label: str
     source_ids: Array

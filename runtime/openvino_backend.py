@@ -5,7 +5,7 @@ import sys
 from .array_backend import ArrayBackend, require_standard_operators
 from .backend import Array
 from .bundle import Bundle
-from .contract import BRANCH, VERBS, graph_specs
+from .contract import BEGIN, BRANCH, VERBS, graph_specs
 from .errors import BundleError, ProviderError
 from .session import MOST_THREADS
 from .threads import available_cpus
@@ -48,7 +48,7 @@ def openvino_backend(bundle: Bundle, threads: int | None = None) -> ArrayBackend
     }
     specs = graph_specs(bundle.passport.dims)
     core = ov.Core()
-    graphs = {verb: _compiled(core, bundle, verb, settings) for verb in (*VERBS, BRANCH)}
+    graphs = {verb: _compiled(core, bundle, verb, settings) for verb in (*VERBS, BEGIN, BRANCH)}
 
     def run(verb: str, inputs: dict[str, Array]) -> dict[str, Array]:
         results = graphs[verb](inputs)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from .backend import Array, Backend, Cache, LayerCache, Tensor
-from .contract import BRANCH, ENCODE, PREFILL, STEP, VERBS
+from .contract import BEGIN, BRANCH, ENCODE, PREFILL, STEP, VERBS
 
 
 def call(backend: Backend[Tensor], verb: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -11,6 +11,9 @@ def call(backend: Backend[Tensor], verb: str, inputs: Mapping[str, Array]) -> di
     if verb == ENCODE:
         memory = backend.encode(backend.put(inputs["input_ids"]), backend.put(inputs["attention_mask"]))
         return {"last_hidden_state": backend.get(memory)}
+    if verb == BEGIN:
+        cache = backend.begin(backend.put(inputs["encoder_hidden_states"]))
+        return _named(backend, cache, ("decoder", "encoder"))
     ids, mask = backend.put(inputs["input_ids"]), backend.put(inputs["encoder_attention_mask"])
     if verb == PREFILL:
         logits, cache = backend.prefill(ids, backend.put(inputs["encoder_hidden_states"]), mask)
@@ -21,7 +24,7 @@ def call(backend: Backend[Tensor], verb: str, inputs: Mapping[str, Array]) -> di
     if verb == BRANCH:
         logits, cache = backend.branch(ids, mask, backend.put(inputs["seen"]), past_caches(backend, inputs))
         return {"logits": backend.get(logits)} | _named(backend, cache, ("decoder",))
-    raise ValueError(f"verb is {verb!r}, expected one of {', '.join((*VERBS, BRANCH))}")
+    raise ValueError(f"verb is {verb!r}, expected one of {', '.join((*VERBS, BEGIN, BRANCH))}")
 
 
 def _named(backend: Backend[Tensor], cache: Cache[Tensor], sides: tuple[str, ...]) -> dict[str, Array]:

@@ -51,6 +51,12 @@ class TableBackend:
             LayerCache(input_ids, input_ids, ids, mask), input_ids.array.shape[1], encoder_attention_mask
         )
 
+    def begin(self, memory: Held) -> Cache[Held]:
+        self.calls["begin"] += 1
+        ids, mask = (Held(array) for array in memory.array)
+        nothing = Held(ids.array[:, :0])
+        return (LayerCache(nothing, nothing, ids, mask),)
+
     def step(self, input_ids: Held, encoder_attention_mask: Held, cache: Cache[Held]) -> tuple[Held, Cache[Held]]:
         self.calls["step"] += 1
         return self._decode(self._grown(input_ids, cache), 1, encoder_attention_mask)

@@ -93,13 +93,18 @@ def attentions(graph: ir.Graph, part: str = "") -> list[ir.Node]:
 # Outputs
 
 
-def swap_outputs(graph: ir.Graph) -> None:
-    """Keys come out as values and values as keys."""
-    places = [place for place, output in enumerate(graph.outputs) if str(output.name).startswith("present.0.decoder")]
-    key, other = (graph.outputs[place] for place in places)
-    key.name, other.name = f"{key.name}_moved", key.name
-    key.name = f"{str(key.name).removesuffix('key_moved')}value"
-    graph.outputs[places[0]], graph.outputs[places[1]] = other, key
+def swap_outputs(side: str) -> Change:
+    """Keys of a `side` come out as values and values as keys."""
+
+    def change(graph: ir.Graph) -> None:
+        start = f"present.0.{side}"
+        places = [place for place, output in enumerate(graph.outputs) if str(output.name).startswith(start)]
+        key, other = (graph.outputs[place] for place in places)
+        key.name, other.name = f"{key.name}_moved", key.name
+        key.name = f"{str(key.name).removesuffix('key_moved')}value"
+        graph.outputs[places[0]], graph.outputs[places[1]] = other, key
+
+    return change
 
 
 def turn_cache(graph: ir.Graph) -> None:

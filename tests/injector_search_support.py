@@ -1,8 +1,16 @@
-"""The fault injector's hand on what a search has besides the verbs: the graphs `branch` and `rank`."""
+"""The fault injector's hand on what a search has besides the verbs: the graphs `begin`, `branch` and `rank`."""
 
 import numpy as np
 import onnx_ir as ir
 from injector_graphs_support import Change, attentions, computed, constant, node, replace_output, value
+
+
+def begin_with_a_token(graph: ir.Graph) -> None:
+    """The cache of no tokens holds one: the first word of the source."""
+    for kind in ("key", "value"):
+        cut = value(graph, f"present.0.decoder.{kind}").producer()
+        assert cut is not None
+        cut.replace_input_with(2, constant(graph, [1]))
 
 
 def place_one_before(graph: ir.Graph) -> None:
@@ -24,7 +32,9 @@ def see_all_of(part: str) -> Change:
     """The mask lets every branch see all of the "past", or all the "others" that are new."""
 
     def change(graph: ir.Graph) -> None:
-        joined = node(graph, "branch/Concat_2")
+        (joined,) = (
+            found for found in graph if found.op_type == "Concat" and found.outputs[0].dtype == ir.DataType.BOOL
+        )
         place = ("past", "others").index(part)
         joined.replace_input_with(place, computed(joined, "Or", [joined.inputs[place], constant(graph, np.True_)]))
 

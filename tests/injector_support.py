@@ -13,7 +13,7 @@ from injector_graphs_support import graph_edit
 from runtime_support import tiny_copy
 
 from runtime.bundle import Bundle
-from runtime.contract import BATCH, BRANCH, ENCODE, PREFILL, RANK, SELECT, SOURCE, STEP
+from runtime.contract import BATCH, BEGIN, BRANCH, ENCODE, PREFILL, RANK, SELECT, SOURCE, STEP
 from runtime.errors import RuntimeFault
 from runtime.exam import Exam
 from runtime.session import OrtBackend
@@ -181,7 +181,7 @@ EXAM: dict[str, Fault] = {
     ),
 }
 OUTPUTS: dict[str, Fault] = {
-    "two outputs swapped": _graph(STEP, graphs.swap_outputs, "2", "step: present.0.decoder.key is"),
+    "two outputs swapped": _graph(STEP, graphs.swap_outputs("decoder"), "2", "step: present.0.decoder.key is"),
     "cache in another memory order": _graph(PREFILL, graphs.turn_cache, "2", "prefill: present.0.decoder.key is"),
     "cross cache of another sentence": _graph(
         PREFILL, graphs.roll_cross_cache, "2", "prefill: present.0.encoder.key is"
@@ -199,6 +199,21 @@ OUTPUTS: dict[str, Fault] = {
 }
 STEPS = "from what steps give, earned is"
 SEARCH: dict[str, Fault] = {
+    "beginnings that mix keys and values": _graph(
+        BEGIN, graphs.swap_outputs("encoder"), "2", r"begin: present.0.encoder.key is [\d.]+ from the reference"
+    ),
+    "beginnings with the source of another sentence": _graph(
+        BEGIN, graphs.roll_cross_cache, "2", "begin: present.0.encoder.key is"
+    ),
+    "beginnings without a bias": _graph(
+        BEGIN, graphs.drop_bias("cross_attention.v_proj/Add"), "2", "begin: present.0.encoder.value is"
+    ),
+    "beginnings that hold a token already": _graph(BEGIN, search.begin_with_a_token, "3", "at position 0 the error is"),
+    "a prefill in the role of beginnings": Fault(
+        passport_edit(lambda passport: passport["roles"].update(begin="decoder_model.onnx")),
+        "0",
+        "begin: encoder_attention_mask is not in the contract",
+    ),
     "branches one position before their own": _graph(
         BRANCH, search.place_one_before, "2", rf"branch: logits is [\d.]+ {STEPS}"
     ),

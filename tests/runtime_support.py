@@ -64,6 +64,9 @@ class Delegate:
     def prefill(self, input_ids: Any, memory: Any, encoder_attention_mask: Any) -> tuple[Any, Cache[Any]]:
         return self.inner.prefill(input_ids, memory, encoder_attention_mask)
 
+    def begin(self, memory: Any) -> Cache[Any]:
+        return self.inner.begin(memory)
+
     def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
         return self.inner.step(input_ids, encoder_attention_mask, cache)
 

@@ -47,6 +47,7 @@ def test_the_bundle_opens_and_holds_what_it_should(exports: Exports, name: str) 
     folder, passport = export.bundle.folder, export.bundle.passport
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {
+        "begin_model.onnx",
         "branch_model.onnx",
         "bundle.json",
         "config.json",
@@ -93,6 +94,7 @@ def test_the_stages_are_told_in_order(export: Export) -> None:
         "tracing encode",
         "tracing prefill",
         "tracing step",
+        "tracing begin",
         "tracing branch",
         "checking the graphs",
         "writing the exam",

@@ -72,6 +72,16 @@ def test_branches_of_any_ancestry_give_what_each_hypothesis_gives_alone(changes:
 
 
 @all_variants
+def test_branches_begin_with_no_token(changes: dict[str, object]) -> None:
+    tree = Tree(changes, 0)
+    ids, nothing = tree.tokens(3), torch.ones(ROWS, 3, 0, dtype=torch.int64)
+    branched, _ = tree.model.branch(ids, tree.mask, nothing, tree.model.begin(tree.memory))
+    for beam in range(3):
+        first, _ = tree.model.prefill(ids[:, beam : beam + 1], tree.memory, tree.mask)
+        assert_same(branched[:, beam], first[:, -1])
+
+
+@all_variants
 def test_a_branch_is_a_step_on_a_cache_cut_down_to_what_it_has_seen(changes: dict[str, object], seed: int) -> None:
     tree = Tree(changes, seed)
     for _ in range(3):

@@ -121,9 +121,12 @@ def test_a_step_needs_no_mask_and_a_prefix_does(monkeypatch: pytest.MonkeyPatch)
 
 
 def rollout(model: Transformer, target: Tensor, memory: Tensor, mask: Tensor, prefix: int) -> tuple[Tensor, Cache]:
-    """Logits of all of `target (B, T)` by a prefill of `prefix` tokens and steps, and the last cache."""
-    logits, cache = model.prefill(target[:, :prefix], memory, mask)
-    parts = [logits]
+    """Logits of all of `target (B, T)` by a prefill of `prefix` tokens, if any, and steps, and the last cache."""
+    if prefix:
+        logits, cache = model.prefill(target[:, :prefix], memory, mask)
+        parts = [logits]
+    else:
+        parts, cache = [], model.begin(memory)
     for place in range(prefix, target.shape[1]):
         logits, cache = model.step(target[:, place : place + 1], mask, cache)
         assert logits.shape == (len(target), 1, model.config.vocab_size)
@@ -135,8 +138,19 @@ def rollout(model: Transformer, target: Tensor, memory: Tensor, mask: Tensor, pr
 def test_prefill_then_steps_equals_one_forward_at_every_prefix_length(changes: dict[str, object]) -> None:
     model, batch, target, memory = setting(changes)
     whole = model(batch.source_ids, batch.source_mask, target)
-    for prefix in range(1, LENGTH + 1):
+    for prefix in range(LENGTH + 1):
         assert_same(rollout(model, target, memory, batch.source_mask, prefix)[0], whole)
+
+
+@all_variants
+def test_a_beginning_holds_no_token_and_the_source_as_prefill_does(changes: dict[str, object]) -> None:
+    model, batch, target, memory = setting(changes)
+    begun, (_, prefilled) = model.begin(memory), model.prefill(target[:, :1], memory, batch.source_mask)
+    for layer, other in zip(begun, prefilled, strict=True):
+        rows, heads, _, size = other.decoder.key.shape
+        assert layer.decoder.key.shape == layer.decoder.value.shape == (rows, heads, 0, size)
+        assert torch.equal(layer.encoder.key, other.encoder.key)
+        assert torch.equal(layer.encoder.value, other.encoder.value)
 
 
 @all_variants

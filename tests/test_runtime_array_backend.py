@@ -15,7 +15,7 @@ from runtime_support import GRAPH, TINY, VOCABULARY, edit_passport, failed, judg
 from runtime.array_backend import ArrayBackend, Run
 from runtime.backend import Array, Cache
 from runtime.bundle import Bundle, record_files
-from runtime.contract import BRANCH, PREFILL, STEP, VERBS
+from runtime.contract import BEGIN, BRANCH, PREFILL, STEP, VERBS
 from runtime.errors import BundleError, GraphError, ProviderError
 from runtime.exam import Exam
 from runtime.generation import GenerationConfig, generate
@@ -41,7 +41,7 @@ def run_of(bundle: Bundle) -> Run:
         verb: ort.InferenceSession(
             bundle.path(verb), options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER
         )
-        for verb in (*VERBS, BRANCH)
+        for verb in (*VERBS, BEGIN, BRANCH)
     }
 
     def run(verb: str, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -224,7 +224,7 @@ def test_openvino_computes_in_float32_with_the_threads_that_were_asked_for(
     for threads, expected in ((2, 2), (None, 3)):
         settings.clear()
         openvino.openvino_backend(tiny_bundle, threads)
-        assert len(settings) == len((*VERBS, BRANCH))
+        assert len(settings) == len((*VERBS, BEGIN, BRANCH))
         for given in settings:
             assert given["device"] == "CPU"
             assert given["INFERENCE_PRECISION_HINT"] == "f32"

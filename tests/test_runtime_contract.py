@@ -90,6 +90,7 @@ def test_graphs_lie_where_optimum_looks_for_them() -> None:
         "encode": "encoder_model.onnx",
         "prefill": "decoder_model.onnx",
         "step": "decoder_with_past_model.onnx",
+        "begin": "begin_model.onnx",
         "branch": "branch_model.onnx",
         "rank": "search/rank_tokens.onnx",
         "select": "search/select_rows.onnx",
@@ -115,6 +116,13 @@ def test_names_of_step_whose_cross_attention_goes_in_and_never_comes_out(layers:
     graph = graph_specs(dims(layers))["step"]
     assert names(graph.inputs) == ["encoder_attention_mask", "input_ids", *PAST[layers]]
     assert names(graph.outputs) == ["logits", *(name for name in PRESENT[layers] if ".decoder." in name)]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_names_of_begin_which_gives_the_caches_of_prefill(layers: int) -> None:
+    graph = graph_specs(dims(layers))["begin"]
+    assert names(graph.inputs) == ["encoder_hidden_states"]
+    assert names(graph.outputs) == PRESENT[layers]
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -151,6 +159,11 @@ def test_types_and_axes_of_every_tensor() -> None:
         "step.logits": ("float32", (B, 1, 100)),
         "step.present.0.decoder.key": ("float32", (B, 2, GROWN, 4)),
         "step.present.0.decoder.value": ("float32", (B, 2, GROWN, 4)),
+        "begin.encoder_hidden_states": ("float32", (B, S, 8)),
+        "begin.present.0.decoder.key": ("float32", (B, 2, 0, 4)),
+        "begin.present.0.decoder.value": ("float32", (B, 2, 0, 4)),
+        "begin.present.0.encoder.key": ("float32", (B, 2, S, 4)),
+        "begin.present.0.encoder.value": ("float32", (B, 2, S, 4)),
         "branch.encoder_attention_mask": ("int64", (B, S)),
         "branch.input_ids": ("int64", (B, T)),
         "branch.seen": ("int64", (B, T, P)),

@@ -43,6 +43,7 @@ class Counting(Delegate):
         super().__init__(inner)
         self.encoded: list[list[int]] = []
         self.prefilled: list[list[int]] = []
+        self.begun: list[list[int]] = []
         self.stepped: list[list[int]] = []
         self.branched: list[list[int]] = []
         self.selected = 0
@@ -58,6 +59,12 @@ class Counting(Delegate):
         logits, cache = super().prefill(input_ids, memory, encoder_attention_mask)
         self.sources.append(source_addresses(cache))
         return logits, cache
+
+    def begin(self, memory: Any) -> Cache[Any]:
+        self.begun.append(memory.shape())
+        cache = super().begin(memory)
+        self.sources.append(source_addresses(cache))
+        return cache
 
     def step(self, input_ids: Any, encoder_attention_mask: Any, cache: Cache[Any]) -> tuple[Any, Cache[Any]]:
         self.stepped.append(input_ids.shape())
@@ -92,14 +99,23 @@ def counted(backend: OrtBackend, bundle: Bundle, prefix: tuple[int, ...] = (), t
     return counting
 
 
-@pytest.mark.parametrize("prefix", [(), (7, 8)], ids=["no prefix", "prefix"])
-def test_a_search_encodes_once_prefills_once_and_steps_once_a_token(
-    tiny_backend: OrtBackend, tiny_bundle: Bundle, prefix: tuple[int, ...]
+def test_a_search_encodes_once_begins_once_and_steps_once_a_token(
+    tiny_backend: OrtBackend, tiny_bundle: Bundle
 ) -> None:
-    counting = counted(tiny_backend, tiny_bundle, prefix)
-    assert counting.encoded == [[3, 6]]
-    assert counting.prefilled == [[3, 1 + len(prefix)]]
-    # The first token comes out of prefill, and nobody asks what follows the last.
+    counting = counted(tiny_backend, tiny_bundle)
+    width = tiny_bundle.passport.dims.width
+    assert (counting.encoded, counting.begun, counting.prefilled) == ([[3, 6]], [[3, 6, width]], [])
+    # Nobody asks what follows the last token.
+    assert len(counting.stepped) == 9
+    assert counting.pasts == list(range(9))
+
+
+def test_a_search_with_a_prefix_encodes_once_prefills_once_and_steps_once_a_token(
+    tiny_backend: OrtBackend, tiny_bundle: Bundle
+) -> None:
+    counting = counted(tiny_backend, tiny_bundle, prefix=(7, 8))
+    assert (counting.encoded, counting.begun, counting.prefilled) == ([[3, 6]], [], [[3, 3]])
+    # The first token comes out of prefill.
     assert len(counting.stepped) == 8
 
 
@@ -109,12 +125,13 @@ def test_a_step_reads_one_token_and_the_past_grows_by_one(tiny_backend: OrtBacke
     assert counting.pasts == list(range(3, 11))
 
 
+@pytest.mark.parametrize(("prefix", "steps"), [((), 9), ((7, 8), 8)], ids=["no prefix", "prefix"])
 def test_the_caches_of_the_source_are_computed_once_and_handed_on(
-    tiny_backend: OrtBackend, tiny_bundle: Bundle
+    tiny_backend: OrtBackend, tiny_bundle: Bundle, prefix: tuple[int, ...], steps: int
 ) -> None:
-    first, *others = counted(tiny_backend, tiny_bundle).sources
+    first, *others = counted(tiny_backend, tiny_bundle, prefix).sources
     assert len(first) == 2 * tiny_bundle.passport.dims.layers
-    assert others == [first] * 8
+    assert others == [first] * steps
 
 
 def test_a_beam_search_copies_no_cache_and_reads_the_source_once_for_all_beams(
@@ -123,11 +140,12 @@ def test_a_beam_search_copies_no_cache_and_reads_the_source_once_for_all_beams(
     counting, passport = Counting(tiny_backend), tiny_bundle.passport
     config = GenerationConfig(num_beams=3, min_new_tokens=6, max_new_tokens=6)
     generate(counting, SOURCES, config, passport.special, passport.dims.max_positions)
-    assert (counting.encoded, counting.prefilled, counting.stepped) == ([[3, 6]], [[3, 1]], [])
-    assert counting.branched == [[3, 3]] * 5
-    assert counting.pasts == [1, 4, 7, 10, 13]
+    assert (len(counting.encoded), len(counting.begun), counting.prefilled, counting.stepped) == (1, 1, [], [])
+    # The first token is one hypothesis about each source.
+    assert counting.branched == [[3, 1]] + [[3, 3]] * 5
+    assert counting.pasts == [0, 1, 4, 7, 10, 13]
     assert counting.selected == 0
-    assert counting.sources == [counting.sources[0]] * 6
+    assert counting.sources == [counting.sources[0]] * 7
 
 
 def test_sentences_that_are_done_are_paid_for_no_longer(tiny_backend: OrtBackend, tiny_bundle: Bundle) -> None:
@@ -135,8 +153,7 @@ def test_sentences_that_are_done_are_paid_for_no_longer(tiny_backend: OrtBackend
     found = generate(counting, SOURCES, GenerationConfig(), passport.special, passport.dims.max_positions)
     lengths = [len(best.ids) for best, *_ in found]
     assert len(set(lengths)) > 1
-    # The token after the start comes out of prefill; each later one is a row of a step.
-    assert sum(rows for rows, _ in counting.stepped) == sum(lengths) - len(lengths)
+    assert sum(rows for rows, _ in counting.stepped) == sum(lengths)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="only Linux tells its memory this way")

@@ -96,13 +96,18 @@ def test_a_sentence_has_the_same_outputs_alone_in_a_batch_and_in_another_order(
     assert scores_of(together) == pytest.approx(scores_of(alone), rel=1e-6)
 
 
+def later_rows(backend: TableBackend) -> list[int]:
+    """How many hypotheses each step or branch after the prompt goes on with."""
+    return backend.rows_of_steps[backend.calls["begin"] :]
+
+
 @deterministic
 @given(seeds, batches, options())
 def test_finished_sentences_leave_the_batch(seed: int, sources: list[Source], chosen: dict[str, Any]) -> None:
     def steps(rows: list[Source]) -> list[int]:
         backend = TableBackend(random_table(seed))
         generate(backend, rows, GenerationConfig(**chosen), SPECIAL, POSITIONS)
-        return backend.rows_of_steps
+        return later_rows(backend)
 
     alone = [len(steps([source])) for source in sources]
     running = [sum(count > place for count in alone) for place in range(max(alone))]
@@ -111,13 +116,14 @@ def test_finished_sentences_leave_the_batch(seed: int, sources: list[Source], ch
 
 @deterministic
 @given(seeds, batches, options())
-def test_encoder_and_prefill_run_once_and_nothing_is_fetched_but_the_best_tokens(
+def test_encoder_and_prompt_run_once_and_nothing_is_fetched_but_the_best_tokens(
     seed: int, sources: list[Source], chosen: dict[str, Any]
 ) -> None:
     backend = TableBackend(random_table(seed))
     generate(backend, sources, GenerationConfig(**chosen), SPECIAL, POSITIONS)
-    assert (backend.calls["encode"], backend.calls["prefill"]) == (1, 1)
-    assert backend.calls["rank"] == 1 + backend.calls["step"] + backend.calls["branch"]
+    prefix = chosen["decoder_input_ids"] not in ((), (START,))
+    assert (backend.calls["encode"], backend.calls["prefill"], backend.calls["begin"]) == (1, prefix, not prefix)
+    assert backend.calls["rank"] == sum(backend.calls[verb] for verb in ("prefill", "step", "branch"))
     assert backend.calls["get"] == 0
     assert backend.calls["step" if chosen["num_beams"] > 1 else "branch"] == 0
 
@@ -127,7 +133,7 @@ def test_all_logits_are_fetched_where_a_rule_looks_at_them(beams: int) -> None:
     backend = TableBackend(random_table(0))
     config = GenerationConfig(num_beams=beams, repetition_penalty=1.5)
     generate(backend, [(1,), (2, 3)], config, SPECIAL, POSITIONS)
-    assert backend.calls["get"] == 1 + backend.calls["step"] + backend.calls["branch"]
+    assert backend.calls["get"] == backend.calls["step"] + backend.calls["branch"]
     assert backend.calls["rank"] == 0
 
 
@@ -138,7 +144,7 @@ def test_caches_are_copied_when_a_sentence_leaves_and_never_else(
 ) -> None:
     backend = TableBackend(random_table(seed))
     generate(backend, sources, GenerationConfig(**chosen), SPECIAL, POSITIONS)
-    counts = [chosen["num_beams"] * len(sources), *backend.rows_of_steps]
+    counts = [chosen["num_beams"] * len(sources), *later_rows(backend)]
     assert backend.calls["select"] == sum(before > after for before, after in itertools.pairwise(counts))
 
 
@@ -150,7 +156,9 @@ def test_cross_attention_stays_the_same_object_until_a_sentence_leaves(
     backend = TableBackend(random_table(seed))
     generate(backend, sources, GenerationConfig(**chosen), SPECIAL, POSITIONS)
     distinct = len({id(held) for pair in backend.cross_of_steps for held in pair})
-    assert distinct == 2 * len(set(backend.rows_of_steps))
+    # The first token of a sentence is one hypothesis, whatever the number of beams.
+    first = [chosen["num_beams"] * len(sources)] * backend.calls["begin"]
+    assert distinct == 2 * len({*first, *later_rows(backend)})
 
 
 # Limits.

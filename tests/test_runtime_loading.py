@@ -14,7 +14,7 @@ from runtime.session import Optimization, OrtBackend
 
 
 @pytest.mark.parametrize(
-    ("beams", "needed"), [(1, {"encode", "prefill", "step", "rank"}), (3, {"encode", "prefill", "branch", "rank"})]
+    ("beams", "needed"), [(1, {"encode", "begin", "step", "rank"}), (3, {"encode", "begin", "branch", "rank"})]
 )
 def test_a_search_loads_no_graph_that_it_does_not_use(tiny_bundle: Bundle, beams: int, needed: set[str]) -> None:
     backend = OrtBackend(tiny_bundle, threads=1)
@@ -24,6 +24,14 @@ def test_a_search_loads_no_graph_that_it_does_not_use(tiny_bundle: Bundle, beams
     assert loaded(backend) == needed
     generate(backend, [[4, 9, 7, 12, 8, 30, 3], [5, 3]], config, tiny_bundle.passport.special, 24)
     assert loaded(backend) == {*needed, "select"}
+
+
+@pytest.mark.parametrize(("beams", "other"), [(1, "step"), (3, "branch")])
+def test_a_prefix_goes_through_prefill_and_no_beginning_is_loaded(tiny_bundle: Bundle, beams: int, other: str) -> None:
+    backend = OrtBackend(tiny_bundle, threads=1)
+    config = GenerationConfig(num_beams=beams, early_stopping=True, decoder_input_ids=(7,))
+    generate(backend, [[4, 9, 7, 3]], config, tiny_bundle.passport.special, 24)
+    assert loaded(backend) - {"rank", "select"} == {"encode", "prefill", other}
 
 
 def loaded(backend: OrtBackend) -> set[str]:

@@ -49,6 +49,8 @@ class ForgetsItsParent(Branches):
     """The latest ancestor is lost."""
 
     def told(self, seen: Array) -> Array:
+        if not seen.shape[2]:
+            return seen
         latest = seen.shape[2] - 1 - seen[:, :, ::-1].argmax(2)
         np.put_along_axis(seen, latest[:, :, None], 0, 2)
         return seen

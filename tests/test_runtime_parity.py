@@ -22,7 +22,7 @@ from runtime_support import (
 
 from runtime.backend import Array, Cache
 from runtime.bundle import Bundle
-from runtime.contract import BRANCH, VERBS, graph_specs
+from runtime.contract import BEGIN, BRANCH, VERBS, graph_specs
 from runtime.decoding import SpecialIds
 from runtime.exam import CacheCheck, Exam, GraphCase
 from runtime.parity import RUNGS, sit
@@ -55,9 +55,11 @@ def test_every_output_of_every_graph_is_compared(tiny_bundle: Bundle, tiny_backe
     assert set(compared) == {(verb, tensor.name) for verb in VERBS for tensor in specs[verb].outputs}
     assert all(compared.values())
     report = judge(tiny_bundle, exam, tiny_backend)
-    branched = {result.tensor: result.compared for result in report.tensors if result.graph == BRANCH}
-    assert set(branched) == {tensor.name for tensor in specs[BRANCH].outputs}
-    assert all(branched.values())
+    besides = {(result.graph, result.tensor): result.compared for result in report.tensors}
+    assert {(verb, name) for verb, name in besides if verb not in VERBS} == {
+        (verb, tensor.name) for verb in (BEGIN, BRANCH) for tensor in specs[verb].outputs if 0 not in tensor.shape
+    }
+    assert all(besides.values())
 
 
 def test_every_case_is_named_and_has_compared_something(
@@ -104,10 +106,11 @@ def test_comparing_nothing_is_a_failure(
 def test_an_output_that_no_case_asks_for_is_a_failure(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
 ) -> None:
-    graphs = [case for case in exam.graphs if case.verb != "step"]
+    graphs = [case for case in exam.graphs if case.verb == "encode"]
     report = judge(tiny_bundle, msgspec.structs.replace(exam, graphs=graphs), tiny_backend)
     assert failed(report) == [GRAPH, DEPLOYMENT]
-    assert "step: logits was never compared" in report.rungs[GRAPH].problems
+    for output in ("prefill: logits", "step: logits", "begin: present.0.encoder.key", "branch: logits"):
+        assert f"{output} was never compared" in report.rungs[GRAPH].problems
 
 
 def test_an_output_of_which_no_number_was_compared_has_not_passed() -> None:

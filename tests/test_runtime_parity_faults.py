@@ -286,8 +286,9 @@ def test_what_only_a_long_prefill_shows_fails_on_the_rollout_rung(
 ) -> None:
     report = judge(tiny_bundle, exam, WrongInALongPrefill(tiny_backend))
     assert failed(report) == [ROLLOUT, DEPLOYMENT]
-    (problem,) = report.rungs[ROLLOUT].problems
-    assert problem.startswith("at position 13 of one long prefill the error is 0.01")
+    whole, handed_over = report.rungs[ROLLOUT].problems
+    assert whole.startswith("at position 13 of one long prefill the error is 0.01")
+    assert handed_over.startswith("at position 13 of a long prefill and a step the error is 0.01")
     assert [case.passed for case in report.rungs[ROLLOUT].cases] == [False, False]
 
 

@@ -181,7 +181,7 @@ def test_verbs_by_name_speak_the_contract(tiny_bundle: Bundle, tiny_backend: Ort
 
 
 def test_an_unknown_verb_is_an_error(tiny_backend: OrtBackend) -> None:
-    with pytest.raises(ValueError, match="verb is 'speak', expected one of encode, prefill, step, branch"):
+    with pytest.raises(ValueError, match="verb is 'speak', expected one of encode, prefill, step, begin, branch"):
         call(tiny_backend, "speak", {"input_ids": SOURCE, "encoder_attention_mask": MASK})
 
 

@@ -297,15 +297,15 @@ def test_a_search_that_gives_up_where_the_reference_hesitated_is_no_tie(
     tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
 ) -> None:
     class GivesUp(Delegate):
-        def prefill(self, *_: Any) -> tuple[Any, Cache[Any]]:
-            raise GraphError("gave up in prefill: Reshape")
+        def encode(self, *_: Any) -> Any:
+            raise GraphError("gave up in encode: Reshape")
 
     case = exam.tokens[0]
     hesitant = msgspec.structs.replace(case, top_log_probs=np.full_like(case.top_log_probs, -3))
     candidate = Candidate(GivesUp(tiny_backend), tiny_bundle.passport, open_tokenizer(TINY), "as tested")
     rung, differences = token_rung([hesitant], candidate, 1e-5, 1e-4, [])
     assert not rung.passed
-    assert rung.problems[0] == f"{case.label}: gave up in prefill: Reshape"
+    assert rung.problems[0] == f"{case.label}: gave up in encode: Reshape"
     assert differences[0].runtime_top == []
 
 

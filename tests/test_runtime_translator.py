@@ -247,9 +247,9 @@ def test_opening_what_is_no_bundle_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("layers", 2, "prefill: present.1.decoder.key is missing"),
+        ("layers", 2, "begin: present.1.decoder.key is missing"),
         ("vocab_size", 46, "expected float32 (batch_size, decoder_sequence_length, 46)"),
-        ("head_dim", 8, "expected float32 (batch_size, 2, decoder_sequence_length, 8)"),
+        ("head_dim", 8, "expected float32 (batch_size, 2, encoder_sequence_length, 8)"),
     ],
 )
 def test_graphs_that_are_not_what_the_passport_says_are_refused_when_they_are_needed(

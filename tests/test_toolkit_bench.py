@@ -20,7 +20,7 @@ from toolkit.bench_command import parse_batches, parse_tokens
 from toolkit.cli import main
 from toolkit.measure import worker as worker_module
 from toolkit.measure.bench import BenchReport, Plan, planned_workload
-from toolkit.measure.engines import Entry, search_options
+from toolkit.measure.engines import BundleEngine, Entry, search_options
 from toolkit.measure.worker import EngineError, Worker
 from toolkit.measure.workload import Workload
 
@@ -32,6 +32,14 @@ TASK = Workload("task", [[[5, 6, 3], [7, 8, 9, 3]]], tokens=4)
 
 def bench(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(("beams", "going_on"), [(1, "step"), (3, "branch")])
+def test_what_is_timed_runs_the_graphs_of_a_search_and_no_others(beams: int, going_on: str) -> None:
+    engine = BundleEngine(Entry("bundle", "seq2onnx", TINY, threads=1))
+    times = engine.step_times([[4, 9, 7, 3], [5, 3]], beams, steps=5, starts=2)
+    assert (len(times.first), len(times.steps)) == (2, 5)
+    assert set(engine._translator.backend._graphs._loaded) == {"encode", "begin", going_on, "rank"}
 
 
 @pytest.fixture(scope="module")

@@ -44,35 +44,35 @@ class Candidate(NamedTuple):
         """
         ids, mask = pad([source], self.passport.special.pad)
         fed = np.array([[self.passport.special.start, *target]], np.int64)
-        if stepwise:
-            logits = np.stack(rollout(self.backend, ids, mask, fed), 1)[0]
-        else:
-            logits = at_once(self.backend, ids, mask, fed)[0]
+        logits = np.stack(rollout(self.backend, ids, mask, fed, 0 if stepwise else fed.shape[1]), 1)[0]
         if logits.shape[-1] != self.passport.dims.vocab_size:
             raise GraphError(f"the runtime gives {logits.shape[-1]} logits, expected {self.passport.dims.vocab_size}")
         return log_softmax(logits.astype(np.float64))
 
 
-def at_once(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> Array:
-    """Logits `(B, N, V)` after each of `target_ids (B, N)`, all of them fed to one prefill."""
+def rollout(
+    backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array, prompt: int = 0
+) -> list[Array]:
+    """Logits `(B, V)` after each of `target_ids (B, N)`: see `chained`."""
+    return list(chained(backend, source_ids, source_mask, target_ids, prompt))
+
+
+def chained(
+    backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array, prompt: int = 0
+) -> Iterator[Array]:
+    """Logits `(B, V)` after each of `target_ids (B, N)`, position by position.
+
+    The first `prompt` of them go through one prefill, the others step by step on the caches that come back: all of them
+    where `prompt` is 0.
+    """
     mask = backend.put(source_mask)
     memory = backend.encode(backend.put(source_ids), mask)
-    logits, _ = backend.prefill(backend.put(target_ids), memory, mask)
-    return _logits(backend, logits, target_ids.shape, PREFILL)
-
-
-def rollout(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> list[Array]:
-    """Logits `(B, V)` after each of `target_ids (B, N)`: prefill with the first, steps on the caches that come back."""
-    return list(chained(backend, source_ids, source_mask, target_ids))
-
-
-def chained(backend: Backend[Any], source_ids: Array, source_mask: Array, target_ids: Array) -> Iterator[Array]:
-    """`rollout`, position by position."""
-    mask = backend.put(source_mask)
-    memory = backend.encode(backend.put(source_ids), mask)
-    logits, cache = backend.prefill(backend.put(target_ids[:, :1]), memory, mask)
-    yield _logits(backend, logits, (len(target_ids), 1), PREFILL)[:, -1]
-    for place in range(1, target_ids.shape[1]):
+    if prompt:
+        logits, cache = backend.prefill(backend.put(target_ids[:, :prompt]), memory, mask)
+        yield from _logits(backend, logits, (len(target_ids), prompt), PREFILL).swapaxes(0, 1)
+    else:
+        cache = backend.begin(memory)
+    for place in range(prompt, target_ids.shape[1]):
         logits, cache = backend.step(backend.put(target_ids[:, place : place + 1]), mask, cache)
         yield _logits(backend, logits, (len(target_ids), 1), STEP)[:, -1]
 

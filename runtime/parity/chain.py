@@ -1,10 +1,11 @@
-"""Rung 3: prefill and steps on the runtime's own caches, and how far it drifts away from step to step.
+"""Rung 3: step after step on the runtime's own caches, and how far it drifts away from step to step.
 
-The same tokens in one prefill must give the same: no case of rung 2 has a prefix as long as the model has room for.
+The same tokens in one prefill must give the same, since no case of rung 2 has a prefix as long as the model has room
+for; and so must a step after such a prefill, on the caches that it gave.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,12 @@ import numpy as np
 from ..backend import Array
 from ..errors import GraphError
 from ..exam import RolloutCase
-from .candidate import Candidate, at_once, chained
+from .candidate import Candidate, chained
 from .report import CaseResult, RungResult, rung_result
 from .tolerance import FACTOR, earned_by_rollout, largest_error, worst
+
+WAYS = ("", " of one long prefill", " of a long prefill and a step")
+"""In which ways the tokens of a case are fed, as problems say it: step by step first."""
 
 
 class Drift(NamedTuple):
@@ -38,30 +42,27 @@ def rollout_rung(cases: Sequence[RolloutCase], candidate: Candidate) -> tuple[Ru
     """The verdict, and the largest error at each position of the chains."""
     earned = earned_by_rollout(cases)
     tolerance = earned.tolerance if candidate.exact else math.inf
-    steps = [drift(case, _step_by_step(case, candidate)) for case in cases]
-    wholes = [drift(case, _whole(case, candidate)) for case in cases]
+    ways = [[drift(case, logits) for logits in _ways(case, candidate)] for case in cases]
 
-    def problems(chain: Drift, whole: Drift) -> list[str]:
-        return [*chain.problems(tolerance), *whole.problems(tolerance, " of one long prefill")]
+    def problems(drifts: Iterable[Drift]) -> list[str]:
+        return [problem for drift, fed in zip(drifts, WAYS, strict=True) for problem in drift.problems(tolerance, fed)]
 
     verdicts = [
-        CaseResult(label=case.label, compared=2 * case.reference.size, problems=problems(chain, whole))
-        for case, chain, whole in zip(cases, steps, wholes, strict=True)
+        CaseResult(label=case.label, compared=len(WAYS) * case.reference.size, problems=problems(drifts))
+        for case, drifts in zip(cases, ways, strict=True)
     ]
-    chain, whole = together(steps), together(wholes)
-    largest = worst([*chain.errors, *whole.errors])
+    chain, *others = [together([drifts[way] for drifts in ways]) for way in range(len(WAYS))]
+    largest = worst([error for drift in (chain, *others) for error in drift.errors])
     ratio = FACTOR * largest / earned.tolerance
-    summary = f"{max(len(chain.errors) - 1, 0)} steps, worst {ratio:.2f} x PyTorch's own error"
-    return rung_result(3, summary, verdicts, problems(chain, whole)), chain.errors
+    summary = f"{len(chain.errors)} steps, worst {ratio:.2f} x PyTorch's own error"
+    return rung_result(3, summary, verdicts, problems([chain, *others])), chain.errors
 
 
-def _step_by_step(case: RolloutCase, candidate: Candidate) -> Iterator[Array]:
-    return chained(candidate.backend, case.source_ids, case.source_mask, case.target_ids)
-
-
-def _whole(case: RolloutCase, candidate: Candidate) -> Iterator[Array]:
-    logits = at_once(candidate.backend, case.source_ids, case.source_mask, case.target_ids)
-    yield from logits.swapaxes(0, 1)
+def _ways(case: RolloutCase, candidate: Candidate) -> Iterator[Iterator[Array]]:
+    """The logits of `case`, fed in each of `WAYS`."""
+    count = case.target_ids.shape[1]
+    for prompt in (0, count, count - 1):
+        yield chained(candidate.backend, case.source_ids, case.source_mask, case.target_ids, prompt)
 
 
 def drift(case: RolloutCase, logits: Iterator[Array]) -> Drift:

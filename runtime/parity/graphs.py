@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, Backend
-from ..contract import BRANCH, STEP, VERBS, GraphSpec
+from ..contract import BEGIN, BRANCH, STEP, VERBS, GraphSpec
 from ..errors import GraphError
 from ..exam import GraphCase
 from ..verbs import call
 from .candidate import Candidate
 from .report import CaseResult, RungResult, TensorResult, rung_result
-from .search_graphs import branch_case, rank_case, select_case
+from .search_graphs import beginnings, branch_case, rank_case, select_case
 from .tolerance import Earned, earned_by_output, largest_error, worst
 
 
@@ -21,13 +21,14 @@ def graph_rung(
     cases: Sequence[GraphCase], candidate: Candidate, contract: Mapping[str, GraphSpec]
 ) -> tuple[RungResult, list[TensorResult]]:
     """The verdict, and one result for each output over all `cases`."""
-    earned = earned_by_output(cases)
+    known = [*cases, *beginnings(cases)]
+    earned = earned_by_output(known)
     # A branch is compared with steps, so that it earns what these earn.
     earned |= {(BRANCH, name): own for (verb, name), own in earned.items() if verb == STEP}
-    steps = [case for case in cases if case.verb == STEP]
+    steps = [case for case in known if case.verb == STEP]
     vocabulary = candidate.passport.dims.vocab_size
     results, verdicts, failures = [], [], []
-    for verb, case in [*((case.verb, case) for case in cases), *((BRANCH, case) for case in steps)]:
+    for verb, case in [*((case.verb, case) for case in known), *((BRANCH, case) for case in steps)]:
         try:
             asked = branch_case(case, vocabulary, candidate.backend) if verb == BRANCH else case
         except GraphError as failure:
@@ -43,9 +44,9 @@ def graph_rung(
     seen = {(result.graph, result.tensor) for result in tensors}
     problems += [
         f"{verb}: {spec.name} was never compared"
-        for verb in (*VERBS, BRANCH)
+        for verb in (*VERBS, BEGIN, BRANCH)
         for spec in contract[verb].outputs
-        if (verb, spec.name) not in seen
+        if 0 not in spec.shape and (verb, spec.name) not in seen
     ]
     if steps:
         largest_step = max(steps, key=lambda case: len(case.inputs["input_ids"]))

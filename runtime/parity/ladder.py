@@ -19,6 +19,7 @@ from .graphs import graph_rung
 from .invariance import invariance_labels, invariance_rung
 from .questions import strange_questions
 from .report import RUNGS, CaseResult, Report, RungResult, SettingResult, TensorResult, rung_result, untried_rung
+from .search_graphs import beginnings
 from .tokens import token_rung
 from .tolerance import CACHE_TOLERANCE, earned_by_rollout, logit_tolerance, worst
 
@@ -77,14 +78,15 @@ def sit(
 
 def case_labels(exam: Exam, passport: Passport, contract: Specs) -> list[list[str]]:
     """Labels of the cases of each rung, known before anything is computed; of rung 6 the settings decide."""
+    known = [*exam.graphs, *beginnings(exam.graphs)]
     largest = max((len(case.inputs["input_ids"]) for case in exam.graphs if case.verb == STEP), default=None)
     gate = [] if passport.precision == "fp32" else [name for name in THRESHOLDS if name != "invariance"]
     return [
         [*contract, SPECIAL, QUESTIONS],
         [PREFIXES],
         [
-            *(f"{case.verb} {case.label}" for case in exam.graphs),
-            *(f"{BRANCH} {case.label}" for case in exam.graphs if case.verb == STEP),
+            *(f"{case.verb} {case.label}" for case in known),
+            *(f"{BRANCH} {case.label}" for case in known if case.verb == STEP),
             *([] if largest is None else [RANK, f"{SELECT} B={largest}"]),
         ],
         [case.label for case in exam.rollouts],

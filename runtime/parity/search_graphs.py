@@ -1,7 +1,8 @@
-"""Rung 2, what a search has besides the spine: branches, ranked tokens, picked rows. The exam need not know them.
+"""Rung 2, what a search has besides the spine: beginnings, branches, ranked tokens, picked rows.
 
-Branches are to give what steps give, each on a cache cut down to what its hypothesis has seen; steps answer to the
-exam. Tokens and rows are compared with what numpy finds.
+The exam need not know them. A beginning is to give the caches of the source that the exam knows of prefill, and a step
+from there what prefill gives for one token. Branches are to give what steps give, each on a cache cut down to what its
+hypothesis has seen; steps answer to the exam. Tokens and rows are compared with what numpy finds.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, Backend, Cache, IntArray
-from ..contract import BRANCH, RANK, SELECT, STEP
+from ..contract import BEGIN, BRANCH, PREFILL, RANK, SELECT, STEP
 from ..errors import GraphError
 from ..exam import GraphCase
 from ..ranking import log_softmax, rank_tokens
@@ -21,6 +22,41 @@ from .tolerance import Earned, largest, largest_error
 
 RANKED_ROWS, RANKED_PLACES = 3, 4
 """Of the logits that are ranked: B and T."""
+
+
+def beginnings(cases: Sequence[GraphCase]) -> list[GraphCase]:
+    """What the `cases` about prefill say about `begin`, and those of one token about a step from there, P = 0."""
+    prefills = [case for case in cases if case.verb == PREFILL]
+    firsts = [case for case in prefills if case.inputs["input_ids"].shape[1] == 1]
+    return [*map(_begin_case, prefills), *map(_first_step, firsts)]
+
+
+def _begin_case(case: GraphCase) -> GraphCase:
+    reference = {name: array for name, array in case.reference.items() if ".encoder." in name}
+    return GraphCase(
+        verb=BEGIN,
+        label=case.label,
+        inputs={"encoder_hidden_states": case.inputs["encoder_hidden_states"]},
+        reference=reference,
+        own_error={name: case.own_error[name] for name in reference},
+    )
+
+
+def _first_step(case: GraphCase) -> GraphCase:
+    reference = {name: array for name, array in case.reference.items() if ".encoder." not in name}
+    past = {
+        name.replace("present.", "past_key_values."): array[:, :, :0] if ".decoder." in name else array
+        for name, array in case.reference.items()
+        if name != "logits"
+    }
+    return GraphCase(
+        verb=STEP,
+        label=case.label.replace("T=1", "P=0"),
+        inputs={name: case.inputs[name] for name in ("encoder_attention_mask", "input_ids")} | past,
+        reference=reference,
+        own_error={name: case.own_error[name] for name in reference},
+        columns=case.columns,
+    )
 
 
 def ancestries(past: int) -> list[IntArray]:

@@ -94,7 +94,7 @@ class BundleEngine:
         return found
 
     def step_times(self, batch: list[list[int]], beams: int, steps: int, starts: int) -> StepTimes:
-        """Time the parts of a search for `batch`: `starts` times encode and prefill, then `steps` steps.
+        """Time the parts of a search for `batch`: `starts` times from the source to the first token, then `steps` steps.
 
         With several beams a step is what a beam search does when every beam goes on from its neighbour.
         """
@@ -106,7 +106,7 @@ class BundleEngine:
         for _ in range(starts):
             began = time.perf_counter()
             decoding = Decoding(self._translator.backend, *pad(batch, passport.special.pad))
-            decoding.start(prompt)
+            decoding.start(prompt, branching=beams > 1)
             _, tokens = decoding.best(1, ())  # (rows, 1)
             first.append(time.perf_counter() - began)
         tokens = tokens.repeat(beams, axis=1)  # (rows, beams)
