@@ -65,6 +65,7 @@ def start(script: Script, threads: int) -> Start:
         ScriptError: it ended without a line.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), **dict(script.environment)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode
     began = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, *script.arguments],

@@ -10,8 +10,7 @@ import msgspec
 from .contract import GRAPH_FILES, Dims
 from .decoding import SpecialIds
 from .errors import BundleError
-from .exam import ARRAYS, EXAM
-from .formats import check_format
+from .formats import ARRAYS, EXAM, check_format
 from .generation import GenerationConfig
 from .tokenizer import TOKENIZER_FILES
 

@@ -18,11 +18,9 @@ from .backend import Array
 from .contract import VERBS
 from .decoding import SpecialIds
 from .errors import ExamError
-from .formats import check_format
+from .formats import ARRAYS, EXAM, check_format
 from .generation import GenerationConfig
 
-EXAM = "exam.json"
-ARRAYS = "exam.npz"
 FORMAT = "seq2onnx-exam-2"
 
 

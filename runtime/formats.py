@@ -6,6 +6,9 @@ import msgspec
 
 from .errors import RuntimeFault
 
+EXAM, ARRAYS = "exam.json", "exam.npz"
+"""The files of an exam: its structure, and its numbers."""
+
 
 class _Head(msgspec.Struct):
     """What all versions have."""

@@ -1,6 +1,7 @@
 """Drawing tokens instead of taking the best: what may be drawn, and the random numbers.
 
-The first three functions are rules as in `logit_rules`.
+The first three functions are rules as in `logit_rules`. Annotations with `numpy.random` are in quotes: to name it would
+import it, which no other search needs.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def keep_top_p(scores: FloatArray, _sequences: IntArray, *, mass: float, at_leas
     return result
 
 
-def random_streams(config: GenerationConfig, sources: Sequence[Sequence[int]]) -> list[np.random.Generator]:
+def random_streams(config: GenerationConfig, sources: Sequence[Sequence[int]]) -> "list[np.random.Generator]":
     """Random numbers for each output that grows by itself: one stream a source with beams, else one a hypothesis.
 
     With a seed they depend on it, on the source and on the number of the output alone: a sentence has the same outputs
@@ -69,7 +70,7 @@ class Noise:
     The k best of log-probabilities with such noise are k draws without replacement (Vieira 2014).
     """
 
-    def __init__(self, streams: Sequence[np.random.Generator]) -> None:
+    def __init__(self, streams: "Sequence[np.random.Generator]") -> None:
         self._streams = streams
 
     def __call__(self, sentences: IntArray, count: int) -> FloatArray:

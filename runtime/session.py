@@ -12,7 +12,18 @@ from onnxruntime import OrtValue
 
 from .backend import Array, Cache, FloatArray, GraphVerbs, IntArray, LayerCache
 from .bundle import Bundle
-from .contract import GRAPH_FILES, RANK, SELECT, GraphSpec, TensorSpec, contract_problems, graph_specs
+from .contract import (
+    BEGIN,
+    ENCODE,
+    GRAPH_FILES,
+    PREFILL,
+    RANK,
+    SELECT,
+    GraphSpec,
+    TensorSpec,
+    contract_problems,
+    graph_specs,
+)
 from .errors import BundleError, GraphError, ProviderError
 from .threads import available_cpus, set_threads
 
@@ -36,6 +47,9 @@ MOST_THREADS = 256
 
 SLOWER = ["SkipLayerNormFusion"]
 """Rewritings of graphs that cost time: on many rows the fused operator is slower than the two that it replaces."""
+
+ONCE_A_BATCH = (ENCODE, PREFILL, BEGIN)
+"""Graphs that give their memory back when they are done, since steps follow that need it. It costs no time."""
 
 HEAVY = {"Attention", "Gather", "Gemm", "LayerNormalization", "MatMul", "Softmax"}
 """Operators that must run on the requested provider; shapes are computed on the CPU everywhere."""
@@ -184,6 +198,7 @@ class _Graph:
         options.graph_optimization_level = OPTIMIZATIONS[optimization]
         options.log_severity_level = 4  # what is fatal comes as an exception
         options.enable_mem_pattern = False  # it keeps a plan for every shape that ever came
+        options.enable_cpu_mem_arena = spec.verb not in ONCE_A_BATCH
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if provider == "cuda":
             _load_cuda_libraries()

@@ -17,7 +17,8 @@ from runtime_support import TINY
 
 from runtime.decoding import SpecialIds
 from runtime.errors import ExamError
-from runtime.exam import ARRAYS, EXAM, CacheCheck, Exam, GraphCase, RolloutCase, TokenCase, load_exam, save_exam
+from runtime.exam import CacheCheck, Exam, GraphCase, RolloutCase, TokenCase, load_exam, save_exam
+from runtime.formats import ARRAYS, EXAM
 from runtime.generation import GenerationConfig
 
 GOLDEN = TINY / "golden"

@@ -38,6 +38,13 @@ def loaded(backend: OrtBackend) -> set[str]:
     return set(backend._graphs._loaded)
 
 
+@pytest.mark.parametrize("verb", GRAPH_FILES)
+def test_what_runs_step_after_step_alone_keeps_its_memory(tiny_bundle: Bundle, verb: str) -> None:
+    graph = OrtBackend(tiny_bundle, threads=1)._graphs[verb]
+    keeps = verb in {"step", "branch", "rank", "select"}
+    assert graph._session.get_session_options().enable_cpu_mem_arena == keeps
+
+
 @pytest.mark.parametrize("name", ["branch_model.onnx", "search/rank_tokens.onnx"])
 def test_a_damaged_graph_is_one_line_when_it_is_first_used(tiny: Path, name: str) -> None:
     damage(tiny, name, b"not a graph")

@@ -31,6 +31,13 @@ def test_threads_of_a_graph_that_is_not_at_work_do_not_spin(verb: str) -> None:
     assert stops == (verb not in (STEP, BRANCH))
 
 
+@pytest.mark.parametrize("verb", GRAPH_FILES)
+def test_idle_threads_sleep_after_a_millisecond_and_weights_are_packed_by_all_of_them(verb: str) -> None:
+    options = options_of(verb)
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "1000"
+    assert options.get_session_config_entry("session.prepack.enable_parallel") == "1"
+
+
 def test_sessions_of_others_in_the_same_process_are_left_alone() -> None:
     """A pool for the whole process would make ONNX Runtime refuse them."""
     assert options_of(STEP).use_per_session_threads

@@ -94,7 +94,7 @@ class BundleEngine:
         return found
 
     def step_times(self, batch: list[list[int]], beams: int, steps: int, starts: int) -> StepTimes:
-        """Time the parts of a search for `batch`: `starts` times from the source to the first token, then `steps` steps.
+        """Time the parts of a search for `batch`: `starts` times up to the first token, then `steps` steps.
 
         With several beams a step is what a beam search does when every beam goes on from its neighbour.
         """
