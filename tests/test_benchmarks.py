@@ -197,6 +197,11 @@ def test_a_script_is_timed_and_looked_at_while_it_waits() -> None:
     assert start(environment, 1).text == "x"
 
 
+def test_scripts_keep_their_bytecode_as_what_is_installed_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert start(Script(["-c", "import sys; print(sys.dont_write_bytecode, flush=True); input()"]), 1).text == "False"
+
+
 def test_a_script_that_fails_says_why() -> None:
     with pytest.raises(ScriptError, match="ValueError: too bad"):
         start(Script(["-c", "raise ValueError('too bad')"]), 1)

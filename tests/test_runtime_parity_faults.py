@@ -292,6 +292,25 @@ def test_what_only_a_long_prefill_shows_fails_on_the_rollout_rung(
     assert [case.passed for case in report.rungs[ROLLOUT].cases] == [False, False]
 
 
+class WrongCacheOfALongPrefill(Delegate):
+    """Right for every prefix that a graph case has, and in all logits."""
+
+    def prefill(self, input_ids: Any, memory: Any, encoder_attention_mask: Any) -> tuple[Any, Cache[Any]]:
+        logits, cache = super().prefill(input_ids, memory, encoder_attention_mask)
+        if input_ids.shape()[1] <= 13:
+            return logits, cache
+        return logits, self.changed_caches(cache, ("decoder_value",), lambda array: array + np.float32(0.1))
+
+
+def test_what_only_a_step_after_a_long_prefill_shows_fails_on_the_rollout_rung(
+    tiny_bundle: Bundle, tiny_backend: OrtBackend, exam: Exam
+) -> None:
+    report = judge(tiny_bundle, exam, WrongCacheOfALongPrefill(tiny_backend))
+    assert failed(report) == [ROLLOUT, DEPLOYMENT]
+    (problem,) = report.rungs[ROLLOUT].problems
+    assert problem.startswith("at position 23 of a long prefill and a step the error is")
+
+
 class TooFewLogits(Delegate):
     """The last tokens of the vocabulary are lost, those of every answer among them."""
 

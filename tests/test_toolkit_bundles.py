@@ -165,7 +165,7 @@ def test_inspect_shows_bundle_and_checkpoint_to_people_and_machines(checkpoint: 
     assert "past_decoder_sequence_length + decoder_sequence_length" in shown.out
     assert "weights.bin" in shown.out
     machine = json.loads(Done("inspect", TINY, "--json").out)
-    assert machine["passport"]["format"] == "seq2onnx-bundle-3"
+    assert machine["passport"]["format"] == "seq2onnx-bundle-4"
     assert machine["graphs"]["step"]["outputs"][0]["name"] == "logits"
     assert "encoder.layers.0.self_attention.q_proj.weight" in Done("inspect", checkpoint).out
     assert json.loads(Done("inspect", checkpoint, "--json").out)["model"]["d_model"] == 32

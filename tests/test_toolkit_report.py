@@ -329,7 +329,7 @@ def test_modules_are_drawn_where_there_are_some_and_caches_elsewhere(
     rows = failing_page.table("What each module gives")[1:]
     assert [row[1] for row in rows] == [item.module for item in failing.explanation.modules]
     assert [row[2] for row in rows].count("FAIL") == sum(not item.passed for item in failing.explanation.modules)
-    assert "cross-attention keys" in passing_page.picture("Errors of 8 caches").text
+    assert "cross-attention keys" in passing_page.picture("Errors of 10 caches").text
     assert ", 2 of them out" in Page(cache_chart(failing.tensors, exact=True)).all("svg")[0].attributes["aria-label"]
 
 
