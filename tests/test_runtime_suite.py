@@ -13,7 +13,7 @@ from runtime_support import TINY, edit_passport, tiny_copy
 
 from runtime.bundle import Bundle, record_files
 from runtime.contract import graph_specs
-from runtime.exam import Exam, TokenCase
+from runtime.exam import Exam, GraphCase, TokenCase
 from runtime.parity import RUNGS, Report
 from runtime.parity.ladder import case_labels
 from runtime.parity_suite import _readable
@@ -79,6 +79,20 @@ def test_the_labels_are_those_of_the_report(tiny_bundle: Bundle, exam: Exam) -> 
     labels = case_labels(exam, tiny_bundle.passport, graph_specs(tiny_bundle.passport.dims))
     for rung, expected in zip(report.rungs[:6], labels, strict=False):
         assert sorted(case.label for case in rung.cases) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"), [("step", "input_ids"), ("prefill", "input_ids"), ("prefill", "encoder_hidden_states")]
+)
+def test_an_exam_whose_questions_cannot_be_asked_has_no_tests_of_graphs(
+    tiny_bundle: Bundle, exam: Exam, verb: str, name: str
+) -> None:
+    def without(case: GraphCase) -> GraphCase:
+        return replace(case, inputs={key: array for key, array in case.inputs.items() if key != name})
+
+    graphs = [without(case) if case.verb == verb else case for case in exam.graphs]
+    labels = case_labels(replace(exam, graphs=graphs), tiny_bundle.passport, graph_specs(tiny_bundle.passport.dims))
+    assert labels[2] == []
 
 
 def test_a_broken_bundle_fails_where_it_is_broken_and_says_how(tmp_path: Path, broken: Path) -> None:

@@ -46,7 +46,7 @@ def graph_rung(
         f"{verb}: {spec.name} was never compared"
         for verb in (*VERBS, BEGIN, BRANCH)
         for spec in contract[verb].outputs
-        if 0 not in spec.shape and (verb, spec.name) not in seen
+        if (verb, spec.name) not in seen and 0 not in spec.shape  # a cache of no tokens has no numbers
     ]
     if steps:
         largest_step = max(steps, key=lambda case: len(case.inputs["input_ids"]))

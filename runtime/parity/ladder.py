@@ -78,8 +78,10 @@ def sit(
 
 def case_labels(exam: Exam, passport: Passport, contract: Specs) -> list[list[str]]:
     """Labels of the cases of each rung, known before anything is computed; of rung 6 the settings decide."""
-    known = [*exam.graphs, *beginnings(exam.graphs)]
-    largest = max((len(case.inputs["input_ids"]) for case in exam.graphs if case.verb == STEP), default=None)
+    # Who asks strange questions gets no further than rung 0.
+    graphs = [] if strange_questions(exam, passport.dims, contract) else exam.graphs
+    known = [*graphs, *beginnings(graphs)]
+    largest = max((len(case.inputs["input_ids"]) for case in graphs if case.verb == STEP), default=None)
     gate = [] if passport.precision == "fp32" else [name for name in THRESHOLDS if name != "invariance"]
     return [
         [*contract, SPECIAL, QUESTIONS],
