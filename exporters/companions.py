@@ -9,7 +9,8 @@ import msgspec
 
 from models.config import ModelConfig
 from models.importers.folder import GENERATION, read_json, stands
-from runtime.generation_config import GenerationConfig
+from runtime.errors import GenerationError
+from runtime.generation_config import GenerationConfig, foreign_ids
 from runtime.generation_files import NEUTRAL, OWN, file_options
 from runtime.tokenizer import tokenizer_files
 
@@ -35,10 +36,13 @@ def search_defaults(folder: Path, model: ModelConfig) -> SearchDefaults:
     """What `generation_config.json` of `folder` says, or the settings of an older model; else our own defaults.
 
     Raises:
-        GenerationError: an option is impossible, or our search does not know it; all of these are named.
+        GenerationError: an option is impossible, our search does not know it, or the model has no such id; all of these
+            are named.
     """
     path, content = _options(folder)
     config, unused = file_options(path, content, model.max_positions)
+    if problems := foreign_ids(config, model.vocab_size):
+        raise GenerationError(f"{path}: {'; '.join(problems)}")
     if config.max_length is None:
         config = msgspec.structs.replace(config, max_length=model.max_positions)
     notes = [f"{path}: passed over {'; '.join(unused)}"] if unused else []

@@ -89,6 +89,16 @@ def named_ids(config: GenerationConfig) -> Iterator[tuple[str, Ids]]:
         yield name, () if token is None else (token,)
 
 
+def foreign_ids(config: GenerationConfig, vocabulary: int) -> list[str]:
+    """The options that hold ids which a target vocabulary of so many entries does not have, each a line."""
+    outside = {name: [token for token in ids if not 0 <= token < vocabulary] for name, ids in named_ids(config)}
+    return [
+        f"{name} holds the id {ids[0]}, the target vocabulary has 0 .. {vocabulary - 1}"
+        for name, ids in outside.items()
+        if ids
+    ]
+
+
 def _mistyped(config: GenerationConfig) -> list[str]:
     """Options whose type is wrong. Lists become tuples, whole numbers floats where floats are meant."""
     problems = []

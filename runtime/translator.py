@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from .bundle import Bundle
 from .errors import GenerationError, InputTooLongError, TokenizerError
 from .generation import Hypothesis, generate
-from .generation_config import GenerationConfig, named_ids
+from .generation_config import GenerationConfig, foreign_ids
 from .session import OrtBackend, Provider
 from .tokenizer import Tokenizer, open_tokenizer
 
@@ -172,8 +172,8 @@ class Translator:
         if config.forced_bos_token_id is None and self._language is not None:
             config = replace(config, forced_bos_token_id=self._language)
         _check_batch_tokens(batch_tokens)
-        for name, tokens in named_ids(config):
-            _check_vocabulary(tokens, self._passport.dims.vocab_size, name, "target")
+        if problems := foreign_ids(config, self._passport.dims.vocab_size):
+            raise GenerationError("; ".join(problems))
         if config.num_beams > self._passport.dims.vocab_size:
             raise GenerationError(
                 f"num_beams is {config.num_beams}, the model has {self._passport.dims.vocab_size} tokens to begin with"
@@ -193,7 +193,12 @@ class Translator:
     def _check_ids(self, row: Sequence[int], place: int) -> None:
         if not row:
             raise GenerationError(f"input {place + 1} has no ids, expected at least EOS ({self._passport.special.eos})")
-        _check_vocabulary(row, self._passport.dims.source_vocab_size, f"input {place + 1}", "source")
+        size = self._passport.dims.source_vocab_size
+        outside = next((index for index in row if not 0 <= index < size), None)
+        if outside is not None:
+            raise GenerationError(
+                f"input {place + 1} holds the id {outside}, the source vocabulary has 0 .. {size - 1}"
+            )
         self._check_length(row)
 
     def _check_length(self, ids: Sequence[int]) -> None:
@@ -228,12 +233,6 @@ def _beginning(bundle: Bundle, tokenizer: Tokenizer, *, is_chosen: bool) -> Begi
 def _check_batch_tokens(given: object) -> None:
     if not isinstance(given, int) or given < 1:
         raise GenerationError(f"batch_tokens is {given!r}, expected an int of at least 1")
-
-
-def _check_vocabulary(ids: Sequence[int], size: int, what: str, side: str) -> None:
-    outside = next((index for index in ids if not 0 <= index < size), None)
-    if outside is not None:
-        raise GenerationError(f"{what} holds the id {outside}, the {side} vocabulary has 0 .. {size - 1}")
 
 
 def token_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -184,6 +184,18 @@ def test_options_that_the_search_does_not_know_are_refused_all_at_once(complete_
         assert problem in said
 
 
+def test_ids_that_the_model_does_not_have_are_refused_all_at_once(complete_marian: Path) -> None:
+    size = open_source(complete_marian).model.config.vocab_size
+    wrong = {"bad_words_ids": [[PAD], [size]], "suppress_tokens": [size + 5], "forced_eos_token_id": size - 1}
+    edit_json(complete_marian / "generation_config.json", lambda config: config.update(wrong))
+    said = refusal(complete_marian, GenerationError)
+    assert said == (
+        f"{complete_marian / 'generation_config.json'}: "
+        f"bad_words_ids holds the id {size}, the target vocabulary has 0 .. {size - 1}; "
+        f"suppress_tokens holds the id {size + 5}, the target vocabulary has 0 .. {size - 1}"
+    )
+
+
 def test_options_that_mean_nothing_are_told_and_handed_on(complete_marian: Path) -> None:
     model = open_source(complete_marian).model.config
     silent = {"top_k": 50, "use_cache": True, "_from_model_config": True, "transformers_version": "5.24.0", "x": None}
